@@ -1,0 +1,85 @@
+"""The client as a method sees it: all that a method may touch on the client's side."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedvit import randomness
+from fedvit.data import pipeline
+from fedvit.data.pipeline import Augment, Batch, ClientData
+from fedvit.models.classifier import InputSettings
+from fedvit.roles import Roles
+from fedvit.tree import Tree
+
+Memory = dict[str, Tree | float]  # named trees and numbers that never leave the client
+Predictor = Callable[[Tensor], Tensor]  # images to logits
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a client trains in this round."""
+
+    lr: float
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    epochs: int = 1
+    batch: int = 32
+    augment: Augment = "none"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: torch.device = torch.device("cpu")
+    seed: int = 0
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Mixed precision around a forward pass, or nothing."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+@dataclass
+class Client:
+    """One client in one round. Trees hold trainable weights only; frozen ones live in the module."""
+
+    id: str
+    round: int
+    roles: Roles
+    initial: Tree  # trainable weights before round 1, the same at every client
+    frozen: Tree
+    data: ClientData
+    memory: Memory
+    settings: LocalSettings
+    module: nn.Module  # the worker's one model
+    inputs: InputSettings
+    scalars: dict[str, float] = field(default_factory=dict)  # reported beside the weights: loss
+
+    def net(self, tree: Tree) -> Predictor:
+        """The model with these weights, in evaluation mode; several may be alive at once."""
+
+        def predict(x: Tensor) -> Tensor:
+            self.module.eval()
+            with self.settings.autocast():
+                logits: Tensor = functional_call(self.module, tree, (x,))
+            return logits.float()
+
+        return predict
+
+    def batches(self, epochs: int, tag: str) -> Iterator[Batch]:
+        """Shuffled training batches of this many passes over the client's training images."""
+        generator = self.rng(tag)
+        for _ in range(epochs):
+            order = self.data.train[torch.randperm(len(self.data.train), generator=generator)]
+            s = self.settings
+            yield from pipeline.batches(self.data, order, s.batch, self.inputs, s.device, s.augment, generator)
+
+    def rng(self, tag: str) -> torch.Generator:
+        """A generator keyed by (seed, round, client, tag)."""
+        return randomness.generator(self.settings.seed, self.round, self.id, tag)
+
+    def personal(self) -> Tree:
+        """The client's own weights: from memory, or the initial ones before it ever trained."""
+        kept = self.memory.get("personal")
+        return kept if isinstance(kept, dict) else {name: self.initial[name] for name in self.roles.personal}

@@ -1,0 +1,87 @@
+"""From uint8 images in memory to normalised batches, as whole tensors."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvit.data.datasets import Dataset
+from fedvit.data.partition import ClientSplit
+from fedvit.models.classifier import InputSettings
+
+Batch = tuple[Tensor, Tensor]  # images (batch, 3, size, size) float, labels (batch)
+Augment = Literal["none", "flip", "crop"]  # crop also flips
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's images: views by index into the one array of the data set."""
+
+    images: Tensor  # (samples of the whole data set, height, width, 3) uint8
+    labels: Tensor
+    train: Tensor
+    val: Tensor
+    test: Tensor
+    classes: int
+
+    @property
+    def class_counts(self) -> Tensor:
+        return torch.bincount(self.labels[self.train], minlength=self.classes)
+
+
+def client_data(images: Tensor, labels: Tensor, classes: int, part: ClientSplit) -> ClientData:
+    """Views into tensors that all clients share."""
+    train, val, test = (torch.from_numpy(indices) for indices in (part.train, part.val, part.test))
+    return ClientData(images, labels, train, val, test, classes)
+
+
+def tensors(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """The data set's arrays as tensors, without a copy."""
+    return torch.from_numpy(dataset.images), torch.from_numpy(dataset.labels)
+
+
+def batches(
+    data: ClientData,
+    order: Tensor,
+    size: int,
+    inputs: InputSettings,
+    device: torch.device,
+    augment: Augment = "none",
+    generator: torch.Generator | None = None,
+) -> Iterator[Batch]:
+    """The images of `order` in batches; the last one may be smaller."""
+    for chosen in order.split(size):
+        images, labels = data.images[chosen], data.labels[chosen]
+        if augment == "crop":
+            images = crop(images, generator)
+        flips = None if augment == "none" else torch.rand(len(images), generator=generator) < 0.5
+        if device.type == "cuda":
+            images, labels = images.pin_memory(), labels.pin_memory()
+        x = prepare(images.to(device, non_blocking=True), inputs)
+        if flips is not None:
+            x = torch.where(flips.to(device).view(-1, 1, 1, 1), x.flip(-1), x)
+        yield x, labels.to(device, non_blocking=True)
+
+
+def crop(images: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Shift every image by up to an eighth of its size, black outside (CIFAR's padding of 4), as one gather."""
+    count, height, width, _ = images.shape
+    pad = max(1, height // 8)
+    padded = F.pad(images, (0, 0, pad, pad, pad, pad))
+    rows, columns = torch.randint(2 * pad + 1, (2, count, 1), generator=generator)
+    rows, columns = rows + torch.arange(height), columns + torch.arange(width)
+    return padded[torch.arange(count).view(-1, 1, 1), rows[:, :, None], columns[:, None, :]]
+
+
+def prepare(images: Tensor, inputs: InputSettings) -> Tensor:
+    """uint8 (batch, height, width, 3) to normalised float (batch, 3, size, size)."""
+    x = images.permute(0, 3, 1, 2).float()
+    if x.shape[-2:] != (inputs.size, inputs.size):
+        shrinks = max(x.shape[-2:]) > inputs.size
+        x = F.interpolate(x, (inputs.size, inputs.size), mode="bilinear", antialias=shrinks)
+    mean = torch.tensor(inputs.mean, device=x.device).view(1, 3, 1, 1) * 255
+    std = torch.tensor(inputs.std, device=x.device).view(1, 3, 1, 1) * 255
+    return (x - mean) / std

@@ -1,0 +1,40 @@
+"""Every method by name: one dictionary, one file each."""
+
+from collections.abc import Callable
+
+from fedvit.methods import (
+    adapters,
+    centralized,
+    custom,
+    fedavg,
+    fedavg_ft,
+    fedbabu,
+    fedbn,
+    fedper,
+    fedperfix,
+    fedrep,
+    local,
+    prefix_r,
+    prefix_z,
+    prompts,
+    vanilla_attention,
+)
+from fedvit.plan import Plan
+
+METHODS: dict[str, Callable[..., Plan]] = {
+    "fedavg": fedavg.plan,
+    "local": local.plan,
+    "fedper": fedper.plan,
+    "fedrep": fedrep.plan,
+    "fedbn": fedbn.plan,
+    "fedbabu": fedbabu.plan,
+    "vanilla_attention": vanilla_attention.plan,
+    "fedperfix": fedperfix.plan,
+    "prefix_z": prefix_z.plan,
+    "prefix_r": prefix_r.plan,
+    "prompts": prompts.plan,
+    "adapters": adapters.plan,
+    "custom": custom.plan,
+    "fedavg_ft": fedavg_ft.plan,
+    "centralized": centralized.plan,
+}

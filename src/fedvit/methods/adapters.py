@@ -1,0 +1,18 @@
+"""Personal adapters (FedPerfix, Table 6): one adapter for all blocks' MLPs and the head are personal.
+
+Departs from the paper: the down-projection starts at random (the code starts both at zero, and then only a bias
+ever learns); width 256, since the paper gives none.
+"""
+
+from fedvit.models.classifier import group, head
+from fedvit.models.plugins import Adapter
+from fedvit.plan import Plan
+from fedvit.roles import PERSONAL, SHARED, everything
+
+
+def plan(width: int = 256, per_layer: bool = False) -> Plan:
+    return Plan(
+        name="adapters",
+        build=(Adapter(width=width, activation="tanh", per_layer=per_layer),),
+        roles=((group("adapter") | head, PERSONAL), (everything, SHARED)),
+    )

@@ -1,0 +1,10 @@
+"""FedAvg (McMahan et al. 2017): everybody trains the same model and the server takes the weighted mean.
+
+Departs from the paper: nothing. Weights are normalised over the sampled clients.
+"""
+
+from fedvit.plan import Plan
+
+
+def plan() -> Plan:
+    return Plan(name="fedavg")

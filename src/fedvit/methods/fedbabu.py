@@ -1,0 +1,34 @@
+"""FedBABU (Oh et al. 2022): only the body is federated, under a random head that never moves.
+
+At evaluation each client fine-tunes the head, then is tested, then forgets it.
+Departs from the paper: fine-tuning is `steps` mini-batches (FedPerfix's text: one, head only); finetune=all trains
+the whole network as its code does. The authors themselves fine-tune everything for 5 epochs.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Literal
+
+from fedvit import tree
+from fedvit.client import Client, Predictor
+from fedvit.models.classifier import head
+from fedvit.payload import Payload
+from fedvit.plan import Plan, overwrite
+from fedvit.roles import FROZEN, SHARED, everything
+from fedvit.training import descend
+
+
+def after_finetuning(
+    client: Client, down: Payload, finetune: Literal["head", "all"], steps: int
+) -> Mapping[str, Predictor]:
+    heads = head.match(client.module)
+    start = tree.overlay(overwrite(client, down), tree.pick(client.frozen, sorted(heads)))
+    only = heads if finetune == "head" else start.keys()
+    epochs = -(-steps * client.settings.batch // len(client.data.train))  # enough passes for so many batches
+    tuned = descend(client, start, only=only, epochs=epochs, steps=steps, tag="finetune")
+    return {"personal": client.net(tuned)}
+
+
+def plan(finetune: Literal["head", "all"] = "head", steps: int = 1) -> Plan:
+    views = partial(after_finetuning, finetune=finetune, steps=steps)
+    return Plan(name="fedbabu", roles=((head, FROZEN), (everything, SHARED)), views=views)

@@ -1,0 +1,13 @@
+"""FedPer (Arivazhagan et al. 2019): a personal head on a shared body, trained together.
+
+This is the row that FedPerfix's tables call FedRep.
+Departs from the paper: the personal part is the classifier alone; `custom` takes deeper ones.
+"""
+
+from fedvit.models.classifier import head
+from fedvit.plan import Plan
+from fedvit.roles import PERSONAL, SHARED, everything
+
+
+def plan() -> Plan:
+    return Plan(name="fedper", roles=((head, PERSONAL), (everything, SHARED)))

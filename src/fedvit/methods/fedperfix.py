@@ -1,0 +1,34 @@
+"""FedPerfix (Sun et al. 2023): a personal side adapter per block shifts keys and values; the head is personal too.
+
+Departs from the paper: the prefix is added to keys and values, as the authors' code does; combine=concat puts it
+beside them, as eq. 3 is written. init=auto draws the up-projection at random from scratch (the paper) and starts
+it at zero on pre-trained weights, whose attention a random prefix disturbs. last_block=true also keeps the whole
+last block personal, which the code does on CIFAR-100 and the paper does not mention.
+"""
+
+from typing import Literal
+
+from fedvit.models.classifier import group, head, last_block
+from fedvit.models.plugins import Prefix
+from fedvit.plan import Plan
+from fedvit.roles import PERSONAL, SHARED, Selector, everything
+
+
+def plan(
+    s: float = 1.5,
+    bottleneck: int = 256,
+    init: Literal["auto", "zero", "random"] = "auto",
+    combine: Literal["add", "concat"] = "add",
+    last_block: bool = False,
+) -> Plan:
+    own = group("prefix") | head
+    if last_block:
+        own = own | WHOLE_LAST_BLOCK
+    return Plan(
+        name="fedperfix",
+        build=(Prefix(bottleneck=bottleneck, s=s, init=init, combine=combine),),
+        roles=((own, PERSONAL), (everything, SHARED)),
+    )
+
+
+WHOLE_LAST_BLOCK = Selector("last block", last_block)

@@ -1,0 +1,13 @@
+"""Local: every client trains alone and nothing is sent; the baseline that every gain is measured against.
+
+Departs from the paper: nothing. As in FedPerfix a client trains only when sampled; schedule=every_round trains all.
+"""
+
+from typing import Literal
+
+from fedvit.plan import Plan
+from fedvit.roles import PERSONAL, everything
+
+
+def plan(schedule: Literal["sampled", "every_round"] = "sampled") -> Plan:
+    return Plan(name="local", roles=((everything, PERSONAL),), schedule=schedule)

@@ -1,0 +1,13 @@
+"""Prefix-R (FedPerfix, Table 6): Prefix-Z with a random start.
+
+Departs from the paper: as Prefix-Z.
+"""
+
+from typing import Literal
+
+from fedvit.methods.prefix_z import vanilla_prefix
+from fedvit.plan import Plan
+
+
+def plan(s: float = 1.5, combine: Literal["add", "concat"] = "add", tokens: int = 10) -> Plan:
+    return vanilla_prefix("prefix_r", "random", s, combine, tokens)

@@ -1,0 +1,24 @@
+"""Prefix-Z (FedPerfix, Table 6): a vanilla prefix without bottleneck, zero at the start; prefix and head personal.
+
+Departs from the paper: added to keys and values as one linear map of the block's input (the code); combine=concat
+uses `tokens` free rows beside them (the text). s is that of FedPerfix; the paper does not give one.
+"""
+
+from typing import Literal
+
+from fedvit.models.classifier import group, head
+from fedvit.models.plugins import Init, Prefix
+from fedvit.plan import Plan
+from fedvit.roles import PERSONAL, SHARED, everything
+
+
+def vanilla_prefix(name: str, init: Init, s: float, combine: Literal["add", "concat"], tokens: int) -> Plan:
+    return Plan(
+        name=name,
+        build=(Prefix(bottleneck=None, s=s, init=init, combine=combine, tokens=tokens),),
+        roles=((group("prefix") | head, PERSONAL), (everything, SHARED)),
+    )
+
+
+def plan(s: float = 1.5, combine: Literal["add", "concat"] = "add", tokens: int = 10) -> Plan:
+    return vanilla_prefix("prefix_z", "zero", s, combine, tokens)

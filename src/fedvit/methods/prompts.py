@@ -1,0 +1,19 @@
+"""Personal prompts (FedPerfix, Table 6): free tokens before every block and the head are personal.
+
+Departs from the paper: deep prompts as in its code (the text could mean shallow ones); 10 tokens, dropout 0.1.
+"""
+
+from typing import Literal
+
+from fedvit.models.classifier import group, head
+from fedvit.models.plugins import Prompt
+from fedvit.plan import Plan
+from fedvit.roles import PERSONAL, SHARED, everything
+
+
+def plan(tokens: int = 10, dropout: float = 0.1, init: Literal["uniform", "zero"] = "uniform") -> Plan:
+    return Plan(
+        name="prompts",
+        build=(Prompt(tokens=tokens, dropout=dropout, init=init),),
+        roles=((group("prompt") | head, PERSONAL), (everything, SHARED)),
+    )

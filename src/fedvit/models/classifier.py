@@ -1,0 +1,212 @@
+"""The model: any timm ViT or DeiT, its layer groups, and its pre-trained weights."""
+
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.layers import LayerScale
+from torch import Tensor, nn
+
+from fedvit import randomness
+from fedvit.errors import UserError, nearest
+from fedvit.models.plugins import KINDS, Plugin, attach
+from fedvit.roles import Selector, of_type, segment, state_names, under
+
+log = logging.getLogger(__name__)
+
+# A ViT for 8 px digits: small enough for a laptop, deep enough that "which layers are personal" is a question.
+MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4}
+
+NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
+GROUPS = ("patch_embed", "pos_embed", "tokens", "norm", "attn", "mlp", "scale", "head")
+TOKENS = ("cls_token", "dist_token", "reg_token")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What to build. Sizes of None mean the model's own."""
+
+    name: str = "vit_micro"
+    image_size: int | None = None
+    patch_size: int | None = None
+    weights: Path | None = None
+    pretrained: bool = False
+
+
+def build(settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], seed: int) -> nn.Module:
+    """The model with its plugins, every initial value keyed by the seed.
+
+    The backbone does not depend on the plugins: rows of one comparison start from the same weights.
+    """
+    with randomness.addressed(seed, "model"):
+        model = backbone(settings, classes)
+    for plugin in plugins:
+        with randomness.addressed(seed, "plugin", plugin.kind):
+            attach(model, plugin)
+    return model
+
+
+def backbone(settings: ModelSettings, classes: int) -> nn.Module:
+    """The plain timm model."""
+    sizes: dict[str, Any] = {}
+    if settings.image_size is not None:
+        sizes["img_size"] = settings.image_size
+    if settings.patch_size is not None:
+        sizes["patch_size"] = settings.patch_size
+    if settings.name == "vit_micro":
+        if settings.weights is not None or settings.pretrained:
+            raise UserError("vit_micro has no pre-trained weights: choose a timm model, such as vit_tiny_patch16_224")
+        return checked_create(
+            lambda: timm.models.vision_transformer.VisionTransformer(**(MICRO | sizes), num_classes=classes), settings
+        )
+    if not timm.is_model(settings.name):
+        known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), "vit_micro"]
+        hint = nearest(settings.name, known).split(" valid:")[0]
+        raise UserError(f"unknown model {settings.name!r}; {hint} any ViT of timm.list_models() will do")
+    model = checked_create(
+        lambda: timm.create_model(settings.name, pretrained=settings.pretrained, num_classes=classes, **sizes), settings
+    )
+    if settings.weights is not None:
+        load_weights_(model, settings.weights)
+    return model
+
+
+def checked_create(create: Callable[[], nn.Module], settings: ModelSettings) -> nn.Module:
+    """timm's own complaints about names and sizes, as a user's mistake."""
+    try:
+        return create()
+    except (RuntimeError, AssertionError, TypeError, ValueError, OSError) as problem:
+        sizes = f"image size {settings.image_size}, patch size {settings.patch_size}"
+        source = ", pre-trained weights from timm's hub" if settings.pretrained else ""
+        raise UserError(f"cannot build {settings.name} with {sizes}{source}: {problem}") from problem
+
+
+def load_weights_(model: nn.Module, path: Path) -> None:
+    """Load a safetensors file of timm's names; nothing is unpickled.
+
+    timm's own filter resamples position and patch embeddings to the model's size. A classifier for another
+    number of classes is left fresh; any other key that does not fit is an error.
+    """
+    if not path.is_file():
+        raise UserError(f"no weights at {path}: give a .safetensors file, or put it into the data folder")
+    try:
+        found = {name: tensor.float() for name, tensor in load_file(path).items()}
+    except (SafetensorError, OSError) as problem:
+        raise UserError(f"{path} is not a safetensors file ({problem}): convert it, nothing else is read") from problem
+    adapt = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    if adapt is not None:
+        try:
+            found = adapt(found, model)
+        except (RuntimeError, KeyError, ValueError, AttributeError) as problem:
+            raise UserError(f"{path} does not fit {type(model).__name__}: {problem}") from problem
+    expected = model.state_dict()
+    heads = tuple(f"{path}." for path in head_names(model))
+    fresh = {n for n in expected if n.startswith(heads) and (n not in found or found[n].shape != expected[n].shape)}
+    if fresh:
+        fresh = {n for n in expected if n.startswith(heads)}
+        log.info("%s has another classifier: the head starts fresh", path.name)
+    found = {name: tensor for name, tensor in found.items() if not (fresh and name.startswith(heads))}
+    missing = [n for n in expected if n not in found and n not in fresh]
+    unexpected = [n for n in found if n not in expected]
+    reshaped = [n for n in found if n in expected and found[n].shape != expected[n].shape]
+    for what, names in (("lacks", missing), ("has unknown", unexpected), ("has other shapes for", reshaped)):
+        if names:
+            raise UserError(
+                f"{path} does not fit {type(model).__name__}: it {what} {', '.join(names[:5])}"
+                f"{f' and {len(names) - 5} more' if len(names) > 5 else ''}; choose the model these weights belong to"
+            )
+    model.load_state_dict(found, strict=False)
+
+
+def head_names(model: nn.Module) -> list[str]:
+    """The paths of every module that timm calls the classifier; a distilled DeiT has two."""
+    classifier = model.get_classifier()  # type: ignore[operator]
+    members = classifier if isinstance(classifier, tuple) else (classifier,)
+    return [path for path, module in model.named_modules() if any(module is m for m in members)]
+
+
+def group(name: str) -> Selector:
+    """A layer group of the command line: one of GROUPS, blocks.N, or a kind of plugin."""
+    match name:
+        case "head":
+            return Selector("head", lambda model: under(*head_names(model)).match(model))
+        case "norm":
+            return of_type("norm", *NORMS)
+        case "scale":
+            return of_type("scale", LayerScale)
+        case "tokens":
+            return Selector("tokens", under(*TOKENS).match)
+        case "patch_embed" | "pos_embed":
+            return under(name)
+        case "attn" | "mlp":
+            return segment(name)
+    if name in KINDS:
+        return Selector(name, segment(name).match)
+    if name.startswith("blocks.") and name.removeprefix("blocks.").isdigit():
+        return under(name)
+    raise UserError(f"unknown layer group {name!r}; {nearest(name, [*GROUPS, *KINDS, 'blocks.0'])}")
+
+
+def groups(names: str) -> Selector:
+    """Several layer groups, joined by commas."""
+    chosen = [group(part.strip()) for part in names.split(",") if part.strip()]
+    if not chosen:
+        raise UserError(f"expected layer groups joined by commas, found {names!r}; {nearest('', GROUPS)}")
+    joined = chosen[0]
+    for more in chosen[1:]:
+        joined = joined | more
+    return joined
+
+
+head = group("head")
+norm = group("norm")
+attn = group("attn")
+
+
+def last_block(model: nn.Module) -> set[str]:
+    """The weights of the last transformer block."""
+    depth = len(model.blocks)  # type: ignore[arg-type]
+    return under(f"blocks.{depth - 1}").match(model)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """The live tensors of a model under their state names: parameters and float buffers."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: tensors[name] for name in state_names(model)}
+
+
+@dataclass(frozen=True)
+class InputSettings:
+    """What the model wants its images to be."""
+
+    size: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def input_settings(model: nn.Module) -> InputSettings:
+    """Size from the patch embedding, mean and deviation from the model's own configuration."""
+    config = getattr(model, "pretrained_cfg", None) or {}
+    half = (0.5, 0.5, 0.5)
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
+    return InputSettings(int(size[0]), tuple(config.get("mean", half)), tuple(config.get("std", half)))
+
+
+def macs_per_example(model: nn.Module, size: int) -> int:
+    """Multiply-adds of one forward pass of one image, plugins included, as torch itself counts them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, size, size, device=device))
+    model.train(was_training)
+    return int(counter.get_total_flops()) // 2

@@ -1,0 +1,236 @@
+"""Small modules that sit on timm's attention and blocks: prefix, prompt, adapter, LoRA.
+
+A plugin is a frozen record; `attach` turns it into modules. They are hung on as forward hooks, so the names
+of the backbone's own weights do not change and timm's fused attention stays in use.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedvit.errors import UserError
+
+Init = Literal["zero", "random"]
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Keys and values of every block get s * P(z), z being the block's normed input (FedPerfix).
+
+    With a bottleneck P is down, tanh, up; without one it is a single linear map (the vanilla prefix).
+    `combine="concat"` puts the prefix beside the keys and values instead of adding it to them; without a
+    bottleneck it is then a free matrix of `tokens` rows.
+    """
+
+    kind: ClassVar[str] = "prefix"
+    bottleneck: int | None = 256
+    s: float = 1.5
+    init: Init = "random"
+    combine: Literal["add", "concat"] = "add"
+    tokens: int = 10
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Free tokens appended before every block and cut off after it (VPT-deep)."""
+
+    kind: ClassVar[str] = "prompt"
+    tokens: int = 10
+    dropout: float = 0.0
+    init: Literal["uniform", "zero"] = "uniform"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """m + up(act(down(m))) on the output m of every MLP; one for all blocks, or one per block."""
+
+    kind: ClassVar[str] = "adapter"
+    width: int | None = None  # None: an eighth of the model's width
+    activation: Literal["gelu", "tanh"] = "gelu"
+    per_layer: bool = False
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A low-rank change of the joint query, key and value projection."""
+
+    kind: ClassVar[str] = "lora"
+    rank: int = 8
+    alpha: float = 16.0
+
+
+Plugin = Prefix | Prompt | Adapter | Lora
+KINDS = (Prefix.kind, Prompt.kind, Adapter.kind, Lora.kind)
+
+
+class Bottleneck(nn.Module):
+    """up(act(down(x))), scaled."""
+
+    def __init__(self, dim: int, width: int, out: int, act: nn.Module, scale: float, *, bias: bool, zero: bool):
+        super().__init__()
+        self.down = nn.Linear(dim, width, bias=bias)
+        self.act = act
+        self.up = nn.Linear(width, out, bias=bias)
+        self.scale = scale
+        if zero:
+            # Only the up-projection: with both at zero nothing but its bias would ever get a gradient.
+            zero_(self.up)
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, tokens, dim) -> (batch, tokens, out)
+        out: Tensor = self.up(self.act(self.down(x)))
+        return out if self.scale == 1 else out * self.scale
+
+
+class LinearPrefix(nn.Module):
+    """The vanilla prefix in its additive form: one linear map of the block's input."""
+
+    def __init__(self, dim: int, out: int, scale: float, *, zero: bool):
+        super().__init__()
+        self.proj = nn.Linear(dim, out)
+        self.scale = scale
+        if zero:
+            zero_(self.proj)
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, tokens, dim) -> (batch, tokens, out)
+        return self.scale * self.proj(x)  # type: ignore[no-any-return]
+
+
+class FreePrefix(nn.Module):
+    """The vanilla prefix in its concatenated form: learned rows that do not look at the input."""
+
+    def __init__(self, tokens: int, out: int, scale: float, *, zero: bool):
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(tokens, out) if zero else torch.randn(tokens, out) * 0.02)
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, _, _) -> (batch, rows, out)
+        return (self.scale * self.rows).expand(len(x), -1, -1)
+
+
+class PromptTokens(nn.Module):
+    """The prompt of one block."""
+
+    def __init__(self, tokens: int, dim: int, bound: float, dropout: float):
+        super().__init__()
+        self.tokens = nn.Parameter(torch.empty(tokens, dim).uniform_(-bound, bound))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, n, dim) -> (batch, n + tokens, dim)
+        return torch.cat([x, self.drop(self.tokens).expand(len(x), -1, -1)], dim=1)
+
+
+def zero_(linear: nn.Linear) -> None:
+    nn.init.zeros_(linear.weight)
+    if linear.bias is not None:
+        nn.init.zeros_(linear.bias)
+
+
+def attach(model: nn.Module, plugin: Plugin) -> None:
+    """Add the plugin's modules to the model, drawing their initial values from the global generator."""
+    blocks = vit_blocks(model, plugin.kind)
+    dim: int = model.embed_dim  # type: ignore[assignment]
+    match plugin:
+        case Prefix():
+            for block in blocks:
+                attach_prefix(block, plugin)
+        case Lora():
+            for block in blocks:
+                qkv = block.attn.qkv
+                block.lora = Bottleneck(
+                    qkv.in_features, plugin.rank, qkv.out_features, nn.Identity(),
+                    plugin.alpha / plugin.rank, bias=False, zero=True,
+                )  # fmt: skip
+                qkv.register_forward_hook(partial(add_to_output, block.lora))
+        case Prompt():
+            patch_area = model.patch_embed.proj.weight[0].numel()  # type: ignore[union-attr,index,operator]
+            bound = 0.0 if plugin.init == "zero" else (6 / (patch_area + dim)) ** 0.5
+            for block in blocks:
+                block.prompt = PromptTokens(plugin.tokens, dim, bound, plugin.dropout)
+                block.register_forward_pre_hook(partial(append_prompt, block.prompt))
+                block.register_forward_hook(partial(cut_prompt, plugin.tokens))
+        case Adapter():
+            width = plugin.width or max(1, dim // 8)
+            act = nn.GELU() if plugin.activation == "gelu" else nn.Tanh()
+            one = Bottleneck(dim, width, dim, act, 1, bias=True, zero=True)
+            if not plugin.per_layer:
+                model.adapter = one
+            for block in blocks:
+                if plugin.per_layer:
+                    one = Bottleneck(dim, width, dim, act, 1, bias=True, zero=True)
+                    block.adapter = one
+                block.mlp.register_forward_hook(partial(add_own_output, one))
+
+
+def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
+    """The model's transformer blocks, or an error that says what a plugin needs."""
+    blocks: list[Any] = list(getattr(model, "blocks", []))
+    fits = blocks and all(
+        isinstance(getattr(getattr(b, "attn", None), "qkv", None), nn.Linear) and hasattr(b, "mlp") for b in blocks
+    )
+    if not fits:
+        raise UserError(
+            f"the {kind} plugin needs a timm ViT or DeiT, whose blocks have attn.qkv and mlp; "
+            f"found {type(model).__name__}: choose such a model, or a method and tune without plugins"
+        )
+    return blocks
+
+
+def attach_prefix(block: Any, plugin: Prefix) -> None:
+    qkv: nn.Linear = block.attn.qkv
+    zero = plugin.init == "zero"
+    dim, out = qkv.in_features, qkv.out_features // 3 * 2
+    if plugin.bottleneck is not None:
+        block.prefix = Bottleneck(dim, plugin.bottleneck, out, nn.Tanh(), plugin.s, bias=True, zero=zero)
+    elif plugin.combine == "add":
+        block.prefix = LinearPrefix(dim, out, plugin.s, zero=zero)
+    else:
+        block.prefix = FreePrefix(plugin.tokens, out, plugin.s, zero=zero)
+    if plugin.combine == "add":
+        qkv.register_forward_hook(partial(add_to_keys_and_values, block.prefix))
+    else:
+        if getattr(block.attn, "gate", None) is not None:
+            raise UserError("combine=concat does not know timm's gated attention: use combine=add")
+        block.attn.forward = partial(attend_with_prefix, block.attn, block.prefix)
+
+
+def add_to_keys_and_values(prefix: nn.Module, qkv: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    """Queries are left alone: they are the first third of the projection's output."""
+    return output + F.pad(prefix(inputs[0]), (qkv.out_features // 3, 0))
+
+
+def add_to_output(plugin: nn.Module, _: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+    return output + plugin(inputs[0])  # type: ignore[no-any-return]
+
+
+def add_own_output(plugin: nn.Module, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
+    return output + plugin(output)  # type: ignore[no-any-return]
+
+
+def append_prompt(prompt: nn.Module, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (prompt(inputs[0]), *inputs[1:])
+
+
+def cut_prompt(tokens: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return output[:, : output.shape[1] - tokens]
+
+
+def attend_with_prefix(attn: Any, prefix: nn.Module, x: Tensor, **_: Any) -> Tensor:
+    """Self-attention over the tokens and, beside them, the prefix's keys and values (eq. 3 of FedPerfix)."""
+    batch, tokens, _dim = x.shape
+    shape = (batch, -1, 3, attn.num_heads, attn.head_dim)
+    q, k, v = attn.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    shape = (batch, -1, 2, attn.num_heads, attn.head_dim)
+    prefix_k, prefix_v = prefix(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+    out = F.scaled_dot_product_attention(
+        q,
+        torch.cat([prefix_k, k], dim=2),
+        torch.cat([prefix_v, v], dim=2),
+        dropout_p=attn.attn_drop.p if attn.training else 0.0,
+    )
+    out = attn.norm(out.transpose(1, 2).reshape(batch, tokens, -1))
+    return attn.proj_drop(attn.proj(out))  # type: ignore[no-any-return]

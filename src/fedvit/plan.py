@@ -1,0 +1,88 @@
+"""A federated method as data: which weights have which role, and the few functions that differ from FedAvg's."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from fedvit import tree
+from fedvit.client import Client, Predictor
+from fedvit.models.plugins import Plugin
+from fedvit.payload import Payload
+from fedvit.roles import SHARED, Rules, everything
+from fedvit.server import Server
+from fedvit.training import descend
+from fedvit.tree import Tree
+
+
+class Report(NamedTuple):
+    """A client's answer, with its weight in the mean."""
+
+    client: str
+    weight: float
+    payload: Payload
+
+
+# FedAvg's functions, the defaults of every slot.
+
+
+def send_shared(server: Server, client: str) -> Payload:
+    """dispatch: every client gets the shared weights."""
+    return Payload({"shared": server.shared})
+
+
+def overwrite(client: Client, down: Payload) -> Tree:
+    """merge: the received weights, and the client's own where it has any."""
+    return tree.overlay(client.personal(), down.trees.get("shared", {}))
+
+
+def train(client: Client, start: Tree) -> Tree:
+    """local: plain training of everything trainable."""
+    return descend(client, start)
+
+
+def report_shared(client: Client, start: Tree, end: Tree) -> Payload:
+    """report: the shared weights after training; personal ones stay."""
+    return Payload({"shared": tree.pick(end, client.roles.shared)})
+
+
+def average(server: Server, reports: Iterable[Report]) -> Server:
+    """aggregate: the weighted mean over the sampled clients, as a stream."""
+    if not server.shared:
+        for _ in reports:
+            pass
+        return server
+    return replace(server, shared=tree.mean((r.weight, r.payload.trees["shared"]) for r in reports))
+
+
+def own_model(client: Client, down: Payload) -> Mapping[str, Predictor]:
+    """views: the client's own weights in the newest shared ones."""
+    return {"personal": client.net(overwrite(client, down))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`Plan(name="fedavg")` is FedAvg; every other method replaces what differs."""
+
+    name: str
+    roles: Rules = ((everything, SHARED),)  # of trainable weights; FROZEN here wins over any tune
+    build: tuple[Plugin, ...] = ()
+    start: Callable[[Tree], Mapping[str, Tree]] = lambda shared: {}  # the server's own memory
+    dispatch: Callable[[Server, str], Payload] = send_shared
+    merge: Callable[[Client, Payload], Tree] = overwrite
+    local: Callable[[Client, Tree], Tree] = train
+    report: Callable[[Client, Tree, Tree], Payload] = report_shared
+    aggregate: Callable[[Server, Iterable[Report]], Server] = average
+    views: Callable[[Client, Payload], Mapping[str, Predictor]] = own_model
+    weighting: Literal["samples", "equal"] = "samples"
+    schedule: Literal["sampled", "every_round"] = "sampled"  # who trains: the cohort, or everybody
+    pooled: bool = False  # one owner of all data trains; nothing crosses
+
+
+def client_round(plan: Plan, client: Client, down: Payload) -> Payload:
+    """One client's part of a round. Personal weights go to memory, `report` says what leaves."""
+    start = plan.merge(client, down)
+    end = plan.local(client, start)
+    if client.roles.personal:
+        client.memory["personal"] = tree.pick(end, client.roles.personal)
+    up = plan.report(client, start, end)
+    return replace(up, scalars={"examples": float(len(client.data.train)), **client.scalars, **up.scalars})

@@ -1,0 +1,98 @@
+"""The one inner loop that everyone shares. Only here are tensors changed in place."""
+
+import itertools
+import math
+from collections.abc import Collection, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from fedvit import randomness
+from fedvit.client import Client, LocalSettings
+from fedvit.errors import UserError
+from fedvit.models.classifier import state
+from fedvit.tree import Tree
+
+
+def descend(
+    client: Client,
+    start: Tree,
+    *,
+    only: Collection[str] | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    tag: str = "train",
+) -> Tree:
+    """Train on the client's batches from `start` and return the end, `start` untouched.
+
+    `only` names the weights that learn (default: all trainable ones), `steps` stops after so many batches.
+    `start` may also hold weights that are frozen in the plan; the module gets its frozen values back.
+    """
+    settings, module = client.settings, client.module
+    learn = set(client.roles.trainable if only is None else only)
+    live = state(module)
+    load_(live, start)
+    parameters = []
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in learn)
+        if name in learn:
+            parameters.append(parameter)
+    train_mode_(module)
+    loss_sum, seen = torch.zeros((), device=settings.device), 0
+    if parameters:
+        optimizer = make_optimizer(settings, parameters)
+        batches = client.batches(settings.epochs if epochs is None else epochs, tag)
+        with randomness.addressed(settings.seed, client.round, client.id, tag, "dropout"):
+            for x, y in itertools.islice(batches, steps):
+                with settings.autocast():
+                    loss = F.cross_entropy(module(x).float(), y)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
+                optimizer.step()
+                loss_sum += loss.detach() * len(y)
+                seen += len(y)
+    if seen:
+        client.scalars["loss"] = checked_loss(client, loss_sum.item() / seen)
+    end = {name: live[name].detach().to("cpu", copy=True) for name in start}
+    load_(live, {name: client.frozen[name] for name in start if name in client.frozen})
+    return end
+
+
+def make_optimizer(settings: LocalSettings, parameters: list[nn.Parameter]) -> Optimizer:
+    """A fresh optimiser: no state lives longer than one call of `descend`."""
+    match settings.optimizer:
+        case "sgd":
+            return SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+        case "adam":
+            return Adam(parameters, settings.lr, weight_decay=settings.weight_decay)
+        case "adamw":
+            return AdamW(parameters, settings.lr, weight_decay=settings.weight_decay)
+
+
+def load_(live: Mapping[str, Tensor], tree: Tree) -> None:
+    """Copy a tree into the module's own tensors."""
+    with torch.no_grad():
+        for name, tensor in tree.items():
+            live[name].copy_(tensor, non_blocking=True)
+
+
+def train_mode_(module: nn.Module) -> None:
+    """Training mode, but batch normalisation whose weights are frozen keeps its statistics too."""
+    module.train()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and not any(p.requires_grad for p in part.parameters()):
+            part.eval()
+
+
+def checked_loss(client: Client, loss: float) -> float:
+    """A loss that is no longer a number ends the run before its weights spread."""
+    if not math.isfinite(loss):
+        settings = client.settings
+        raise UserError(
+            f"the training loss of client {client.id} became {loss} in round {client.round}; try a smaller --lr "
+            f"(now {settings.lr:g}){', or --precision fp32' if settings.precision != 'fp32' else ''}. "
+            "The last checkpoint is still good."
+        )
+    return loss

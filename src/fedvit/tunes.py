@@ -1,0 +1,94 @@
+"""What is trained at all: every tune by name, with the rate that FedPEFT publishes for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from fedvit.models.classifier import group, groups, head
+from fedvit.models.plugins import Adapter, Lora, Plugin, Prefix, Prompt
+from fedvit.roles import Selector, biases, everything, state_names
+
+
+@dataclass(frozen=True)
+class Tune:
+    """The trainable weights of the backbone, and the plugins that come with the tune. The head is always trained."""
+
+    name: str
+    trainable: Selector
+    lr: float  # for SGD on pre-trained weights
+    build: tuple[Plugin, ...] = ()
+
+
+def full() -> Tune:
+    """Everything is trained."""
+    return Tune("full", everything, 5e-4)
+
+
+def head_only() -> Tune:
+    """The classifier alone."""
+    return Tune("head", head, 1e-2)
+
+
+def bias() -> Tune:
+    """Every bias of the backbone, LayerNorm's included (FedPEFT-Bias)."""
+    return Tune("bias", biases, 1e-2)
+
+
+def adapter(
+    width: int | None = None, per_layer: bool = False, activation: Literal["gelu", "tanh"] = "gelu"
+) -> Tune:
+    """One adapter for all blocks, or one per block (FedPEFT-Adapter)."""
+    return Tune("adapter", group("adapter"), 5e-3, (Adapter(width, activation, per_layer),))
+
+
+def prompt(tokens: int = 10, dropout: float = 0.0, init: Literal["uniform", "zero"] = "uniform") -> Tune:
+    """Free tokens before every block (FedPEFT-Prompt)."""
+    return Tune("prompt", group("prompt"), 1e-2, (Prompt(tokens, dropout, init),))
+
+
+def prefix(
+    s: float = 1.5,
+    bottleneck: int = 256,
+    init: Literal["auto", "zero", "random"] = "auto",
+    combine: Literal["add", "concat"] = "add",
+) -> Tune:
+    """FedPerfix's side adapters on frozen attention."""
+    return Tune("prefix", group("prefix"), 1e-2, (Prefix(bottleneck, s, init, combine),))
+
+
+def lora(rank: int = 8, alpha: float = 16.0) -> Tune:
+    """A low-rank change of the query, key and value projections."""
+    return Tune("lora", group("lora"), 1e-2, (Lora(rank, alpha),))
+
+
+def layer_groups(names: str) -> Tune:
+    """Layer groups by name, such as norm,attn."""
+    return Tune(names, groups(names), 5e-4)
+
+
+TUNES: dict[str, Callable[..., Tune]] = {
+    "full": full,
+    "head": head_only,
+    "bias": bias,
+    "adapter": adapter,
+    "prompt": prompt,
+    "prefix": prefix,
+    "lora": lora,
+}
+SCRATCH_LR = 1e-2  # everything trained from random weights (FedPEFT's "Scratch", FedPerfix)
+
+
+def trainable_names(model: nn.Module, tune: Tune, method_plugins: tuple[Plugin, ...]) -> set[str]:
+    """What the tune trains in this model, the head, and all plugins of the method.
+
+    A float buffer goes with the module that owns it: it moves if any weight of that module is trained.
+    """
+    chosen = tune.trainable.match(model) | head.match(model)
+    for plugin in method_plugins:
+        chosen |= group(plugin.kind).match(model)
+    parameters = {name for name, _ in model.named_parameters()}
+    owners = {name.rpartition(".")[0] for name in chosen & parameters}
+    buffers = {name for name in state_names(model) if name not in parameters and name.rpartition(".")[0] in owners}
+    return (chosen & parameters) | buffers
