@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from fedvit.models.classifier import group, groups, head
-from fedvit.models.plugins import Adapter, Lora, Plugin, Prefix, Prompt
+from fedvit.models.plugins import Adapter, Init, Lora, Plugin, Prefix, Prompt
 from fedvit.roles import Selector, biases, everything, state_names
 
 
@@ -23,12 +23,12 @@ class Tune:
 
 def full() -> Tune:
     """Everything is trained."""
-    return Tune("full", everything, 5e-4)
+    return Tune("full", everything, 1e-3)
 
 
 def head_only() -> Tune:
     """The classifier alone."""
-    return Tune("head", head, 1e-2)
+    return Tune("head", head, 5e-3)
 
 
 def bias() -> Tune:
@@ -51,7 +51,7 @@ def prompt(tokens: int = 10, dropout: float = 0.0, init: Literal["uniform", "zer
 def prefix(
     s: float = 1.5,
     bottleneck: int = 256,
-    init: Literal["auto", "zero", "random"] = "auto",
+    init: Init = "auto",
     combine: Literal["add", "concat"] = "add",
 ) -> Tune:
     """FedPerfix's side adapters on frozen attention."""
@@ -65,7 +65,7 @@ def lora(rank: int = 8, alpha: float = 16.0) -> Tune:
 
 def layer_groups(names: str) -> Tune:
     """Layer groups by name, such as norm,attn."""
-    return Tune(names, groups(names), 5e-4)
+    return Tune(names, groups(names), 1e-3)
 
 
 TUNES: dict[str, Callable[..., Tune]] = {

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvit.errors import UserError, nearest
+from fedvit.settings import DataSettings
 
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
@@ -47,8 +48,8 @@ def digits() -> Dataset:
 SOURCES: dict[str, Callable[[], Dataset]] = {"digits": digits}
 
 
-def load(name: str) -> Dataset:
-    """The data set of this name."""
-    if name not in SOURCES:
-        raise UserError(f"unknown data set {name!r}; {nearest(name, SOURCES)}")
-    return SOURCES[name]()
+def load(settings: DataSettings) -> Dataset:
+    """The data set of these settings."""
+    if settings.name not in SOURCES:
+        raise UserError(f"unknown data set {settings.name!r}; {nearest(settings.name, SOURCES)}")
+    return SOURCES[settings.name]()

@@ -13,21 +13,10 @@ from numpy.typing import NDArray
 from fedvit import randomness
 from fedvit.data.datasets import Dataset, Indices, Labels
 from fedvit.errors import UserError, nearest
+from fedvit.settings import PartitionSettings
 
 TEST_SHARE = 0.25
 MAX_REDRAWS = 10_000
-
-
-@dataclass(frozen=True)
-class PartitionSettings:
-    """How to divide the data; the meaning of each field is that of its rule."""
-
-    name: str = "dirichlet"
-    clients: int = 12
-    alpha: float = 0.1
-    classes: int = 2  # pathological: classes per client
-    level: float = 80.0  # dh: percent
-    min_samples: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,8 +58,6 @@ def split(dataset: Dataset, settings: PartitionSettings, *, batch: int, val: flo
     }
     if settings.name not in rules:
         raise UserError(f"unknown partition {settings.name!r}; {nearest(settings.name, rules)}")
-    if settings.clients < 1:
-        raise UserError(f"expected at least 1 client, found {settings.clients}")
     generator = randomness.numpy_generator(seed, "partition")
     least = least_samples(settings, len(dataset), batch)
     if settings.clients * max(least, 2) > len(dataset):
@@ -161,8 +148,6 @@ def pathological(dataset: Dataset, settings: PartitionSettings, least: int, gene
 
 def dh(dataset: Dataset, settings: PartitionSettings, least: int, generator: Generator) -> Split:
     """PFedEdit: `level` percent of the classes are missing at each client; shares are nearly equal."""
-    if not 0 <= settings.level <= 100:
-        raise UserError(f"partition.level is a percentage in 0..100, found {settings.level}")
     total = dataset.classes
     per_client = max(1, round(total * (1 - settings.level / 100)), round(total / 10))
     if per_client * settings.clients % total:
@@ -216,8 +201,6 @@ def dirichlet_counts(
     labels: Labels, classes: int, settings: PartitionSettings, least: int, generator: Generator
 ) -> NDArray[np.int64]:
     """How many images of each class each client gets (classes x clients); redrawn until all have enough."""
-    if not settings.alpha > 0:
-        raise UserError(f"partition.alpha must be positive, found {settings.alpha}; small means skewed, such as 0.1")
     sizes = np.bincount(labels, minlength=classes)
     for _ in range(MAX_REDRAWS):
         counts = draw_counts(sizes, settings.clients, settings.alpha, generator)

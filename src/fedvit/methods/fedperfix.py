@@ -9,7 +9,7 @@ last block personal, which the code does on CIFAR-100 and the paper does not men
 from typing import Literal
 
 from fedvit.models.classifier import group, head, last_block
-from fedvit.models.plugins import Prefix
+from fedvit.models.plugins import Init, Prefix
 from fedvit.plan import Plan
 from fedvit.roles import PERSONAL, SHARED, Selector, everything
 
@@ -17,7 +17,7 @@ from fedvit.roles import PERSONAL, SHARED, Selector, everything
 def plan(
     s: float = 1.5,
     bottleneck: int = 256,
-    init: Literal["auto", "zero", "random"] = "auto",
+    init: Init = "auto",
     combine: Literal["add", "concat"] = "add",
     last_block: bool = False,
 ) -> Plan:

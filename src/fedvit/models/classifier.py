@@ -18,6 +18,7 @@ from fedvit import randomness
 from fedvit.errors import UserError, nearest
 from fedvit.models.plugins import KINDS, Plugin, attach
 from fedvit.roles import Selector, of_type, segment, state_names, under
+from fedvit.settings import ModelSettings
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +30,6 @@ GROUPS = ("patch_embed", "pos_embed", "tokens", "norm", "attn", "mlp", "scale", 
 TOKENS = ("cls_token", "dist_token", "reg_token")
 
 
-@dataclass(frozen=True)
-class ModelSettings:
-    """What to build. Sizes of None mean the model's own."""
-
-    name: str = "vit_micro"
-    image_size: int | None = None
-    patch_size: int | None = None
-    weights: Path | None = None
-    pretrained: bool = False
-
-
 def build(settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], seed: int) -> nn.Module:
     """The model with its plugins, every initial value keyed by the seed.
 
@@ -49,7 +39,7 @@ def build(settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], se
         model = backbone(settings, classes)
     for plugin in plugins:
         with randomness.addressed(seed, "plugin", plugin.kind):
-            attach(model, plugin)
+            attach(model, plugin, from_scratch=settings.from_scratch)
     return model
 
 

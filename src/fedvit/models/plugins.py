@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedvit.errors import UserError
 
-Init = Literal["zero", "random"]
+Init = Literal["zero", "random", "auto"]  # auto: random from scratch, zero on pre-trained weights
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Prefix:
     kind: ClassVar[str] = "prefix"
     bottleneck: int | None = 256
     s: float = 1.5
-    init: Init = "random"
+    init: Init = "auto"
     combine: Literal["add", "concat"] = "add"
     tokens: int = 10
 
@@ -129,14 +129,14 @@ def zero_(linear: nn.Linear) -> None:
         nn.init.zeros_(linear.bias)
 
 
-def attach(model: nn.Module, plugin: Plugin) -> None:
+def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True) -> None:
     """Add the plugin's modules to the model, drawing their initial values from the global generator."""
     blocks = vit_blocks(model, plugin.kind)
     dim: int = model.embed_dim  # type: ignore[assignment]
     match plugin:
         case Prefix():
             for block in blocks:
-                attach_prefix(block, plugin)
+                attach_prefix(block, plugin, zero=plugin.init == "zero" or (plugin.init == "auto" and not from_scratch))
         case Lora():
             for block in blocks:
                 qkv = block.attn.qkv
@@ -179,9 +179,8 @@ def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
     return blocks
 
 
-def attach_prefix(block: Any, plugin: Prefix) -> None:
+def attach_prefix(block: Any, plugin: Prefix, *, zero: bool) -> None:
     qkv: nn.Linear = block.attn.qkv
-    zero = plugin.init == "zero"
     dim, out = qkv.in_features, qkv.out_features // 3 * 2
     if plugin.bottleneck is not None:
         block.prefix = Bottleneck(dim, plugin.bottleneck, out, nn.Tanh(), plugin.s, bias=True, zero=zero)

@@ -1,0 +1,262 @@
+"""From a TOML file, `--set` and flags to one resolved `Experiment`, and back to run.toml.
+
+Precedence: flag > --set > file > default. Unknown keys are errors that name the nearest valid one.
+"""
+
+import inspect
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from fedvit.errors import UserError, nearest
+from fedvit.methods import METHODS
+from fedvit.models.classifier import GROUPS, groups
+from fedvit.models.plugins import KINDS
+from fedvit.settings import Experiment
+from fedvit.tunes import SCRATCH_LR, TUNES, layer_groups
+
+Tables = dict[str, dict[str, Any]]
+TABLES = tuple(Experiment.model_fields)
+FLAGS = {  # flag -> table.key
+    "method": "method.name", "tune": "tune.name",
+    "data": "data.name", "data_dir": "data.dir", "samples": "data.samples",
+    "partition": "partition.name", "clients": "partition.clients",
+    "model": "model.name", "image_size": "model.image_size", "patch_size": "model.patch_size",
+    "weights": "model.weights", "pretrained": "model.pretrained",
+    "cohort": "train.cohort", "rounds": "train.rounds", "epochs": "train.epochs", "batch": "train.batch",
+    "lr": "train.lr",
+    "seed": "run.seed", "eval_every": "run.eval_every", "until_accuracy": "run.until_accuracy",
+    "threads": "run.threads", "precision": "run.precision", "device": "run.device",
+}  # fmt: skip
+LARGEST_DEFAULT_COHORT = 8
+MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND = 100
+
+
+def read(path: Path) -> Tables:
+    """The tables of an experiment file; `[versions]`, which run.toml has, is only information."""
+    if not path.is_file():
+        raise UserError(f"no experiment file at {path}")
+    try:
+        tables = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise UserError(f"{path} is not TOML: {problem}") from problem
+    tables.pop("versions", None)
+    for name, table in tables.items():
+        if name not in TABLES:
+            raise UserError(f"{path} has an unknown table [{name}]; {nearest(name, TABLES)}")
+        if not isinstance(table, dict):
+            raise UserError(f"{path}: {name} should be a table, [{name}], found {table!r}")
+    return tables
+
+
+def load(
+    file: Path | None = None, sets: Iterable[str] = (), flags: Mapping[str, Any] | None = None, base: Tables | None = None
+) -> Experiment:
+    """The resolved experiment of these layers; `base` lies under the file."""
+    layers = [base or {}, read(file) if file else {}]
+    named = flag_tables(flags or {})
+    names = stacked([*layers, dict_of_sets(s for s in sets if s.split("=")[0] in ("method.name", "tune.name")), named])
+    method, tune = (names.get(table, {}).get("name", default) for table, default in (("method", "fedavg"), ("tune", "full")))
+    return resolve(stacked([*layers, dict_of_sets(sets, str(method), str(tune)), named]))
+
+
+def flag_tables(flags: Mapping[str, Any]) -> Tables:
+    """Flags that were given, as tables."""
+    tables: Tables = {}
+    for flag, value in flags.items():
+        if value is not None:
+            table, key = FLAGS[flag].split(".")
+            tables.setdefault(table, {})[key] = value
+    return tables
+
+
+def stacked(layers: Iterable[Tables]) -> Tables:
+    """Later layers win. A layer that names another method or tune drops the options of the one before."""
+    result: Tables = {}
+    for layer in layers:
+        for name, table in layer.items():
+            mine = result.setdefault(name, {})
+            if name in ("method", "tune") and "name" in table and table["name"] != mine.get("name"):
+                mine.clear()
+            mine.update(table)
+    return result
+
+
+def dict_of_sets(sets: Iterable[str], method: str = "fedavg", tune: str = "full") -> Tables:
+    """`table.key=value` or `key=value` items as tables."""
+    tables: Tables = {}
+    for item in sets:
+        path, equals, text = item.partition("=")
+        if not equals:
+            raise UserError(f"--set expects table.key=value, found {item!r}")
+        table, key = locate(path.strip(), method, tune)
+        tables.setdefault(table, {})[key] = value_of(text.strip())
+    return tables
+
+
+def locate(path: str, method: str, tune: str) -> tuple[str, str]:
+    """The table and key of a `--set`; a bare key must be unique."""
+    if "." in path:
+        table, key = path.split(".", 1)
+        if table not in TABLES:
+            raise UserError(f"unknown table in --set {path}; {nearest(table, TABLES)}")
+        return table, key
+    keys = keys_of_tables(method, tune)
+    homes = [table for table, names in keys.items() if path in names]
+    if not homes:
+        every = {name for names in keys.values() for name in names}
+        raise UserError(f"unknown key {path!r} in --set; {nearest(path, every)}")
+    if len(homes) > 1:
+        raise UserError(f"the key {path!r} is in several tables: write {' or '.join(f'{h}.{path}' for h in homes)}")
+    return homes[0], path
+
+
+def keys_of_tables(method: str, tune: str) -> dict[str, list[str]]:
+    """Every key that may be set, by table; `name` only with its table."""
+    keys = {}
+    for table, field in Experiment.model_fields.items():
+        model = field.annotation
+        if inspect.isclass(model) and issubclass(model, BaseModel):
+            keys[table] = [key for key in model.model_fields if key != "name"]
+    keys["method"] = list(inspect.signature(METHODS[method]).parameters) if method in METHODS else []
+    keys["tune"] = list(inspect.signature(TUNES[tune]).parameters) if tune in TUNES else []
+    return keys
+
+
+def value_of(text: str) -> Any:
+    """A TOML value, or the text itself where it is none."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def resolve(tables: Tables) -> Experiment:
+    """Check every value and fill every default that depends on another."""
+    method = options("method", METHODS, tables.get("method", {}), "fedavg")
+    tune_table = tables.get("tune", {})
+    name = str(tune_table.get("name", "full"))
+    if name in TUNES or not is_groups(name):
+        tune = options("tune", TUNES, tune_table, "full")
+    else:
+        groups(name)
+        tune = {"name": name}
+        reject_unknown("tune", tune_table, ["name"])
+    for table, content in tables.items():
+        if table not in ("method", "tune"):
+            reject_unknown(table, content, [*keys_of_tables("", "").get(table, []), *name_key(table)])
+    try:
+        experiment = Experiment.model_validate({**tables, "method": method, "tune": tune})
+    except ValidationError as problem:
+        raise UserError(readable(problem)) from problem
+    return with_defaults(experiment)
+
+
+def name_key(table: str) -> list[str]:
+    return ["name"] if table in ("data", "partition", "model") else []
+
+
+def is_groups(name: str) -> bool:
+    """Whether a tune's name reads as layer groups rather than as a misspelt tune."""
+    parts = [part.strip() for part in name.split(",")]
+    return "," in name or parts[0] in (*GROUPS, *KINDS) or parts[0].startswith("blocks.")
+
+
+def options(kind: str, known: Mapping[str, Callable[..., Any]], table: Mapping[str, Any], default: str) -> dict[str, Any]:
+    """A method's or tune's table against the arguments of its function, defaults filled in."""
+    name = table.get("name", default)
+    if name not in known:
+        extra = "; a tune may also be layer groups joined by commas" if kind == "tune" else ""
+        raise UserError(f"unknown {kind} {name!r}; {nearest(str(name), known)}{extra}")
+    parameters = inspect.signature(known[name], eval_str=True).parameters
+    reject_unknown(kind, table, ["name", *parameters], f" of {name}")
+    result: dict[str, Any] = {"name": name}
+    for key, parameter in parameters.items():
+        try:
+            value = table[key] if key in table else parameter.default
+            result[key] = TypeAdapter(parameter.annotation).validate_python(value)
+        except ValidationError as problem:
+            raise UserError(f"{kind}.{key}: {problem.errors()[0]['msg']}, found {table[key]!r}") from problem
+    return result
+
+
+def reject_unknown(table: str, content: Mapping[str, Any], valid: list[str], of: str = "") -> None:
+    for key in content:
+        if key not in valid:
+            raise UserError(f"unknown key {table}.{key}{of}; {nearest(key, valid)}")
+
+
+def readable(problem: ValidationError) -> str:
+    """pydantic's complaints in one line each."""
+    lines = []
+    for error in problem.errors():
+        where = ".".join(str(part) for part in error["loc"] if not str(part).startswith("function"))
+        lines.append(f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, found {error['input']!r}")
+    return "; ".join(lines)
+
+
+def with_defaults(experiment: Experiment) -> Experiment:
+    """The defaults that depend on other values."""
+    train, run, clients = experiment.train, experiment.run, experiment.partition.clients
+    cohort = train.cohort if train.cohort is not None else min(clients, LARGEST_DEFAULT_COHORT)
+    if cohort > clients:
+        raise UserError(f"a cohort of {cohort} cannot be sampled from {clients} clients: use --cohort {clients} or less")
+    every = run.eval_every
+    if every is None:
+        every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
+    method = METHODS[experiment.method["name"]]
+    plan = method(**{k: v for k, v in experiment.method.items() if k != "name"})
+    weighting = train.weighting or plan.weighting
+    return experiment.model_copy(
+        update={
+            "train": train.model_copy(
+                update={"cohort": cohort, "lr": train.lr or default_lr(experiment), "weighting": weighting}
+            ),
+            "run": run.model_copy(update={"eval_every": every}),
+        }
+    )
+
+
+def default_lr(experiment: Experiment) -> float:
+    """The tune's published rate."""
+    name = experiment.tune["name"]
+    if name == "full" and experiment.model.from_scratch:
+        return SCRATCH_LR
+    return TUNES[name]().lr if name in TUNES else layer_groups(name).lr
+
+
+def to_tables(experiment: Experiment) -> Tables:
+    """The experiment as TOML tables; TOML has no null, so what is None is left out."""
+    tables: Tables = experiment.model_dump(mode="json", exclude_none=True)
+    for kind in ("method", "tune"):
+        tables[kind] = {key: value for key, value in tables[kind].items() if value is not None}
+    return tables
+
+
+def to_toml(experiment: Experiment) -> str:
+    """run.toml: everything resolved, and the versions it was run with."""
+    return tomli_w.dumps({**to_tables(experiment), "versions": versions()})
+
+
+def versions() -> dict[str, str]:
+    """What the numbers may depend on."""
+    import platform
+    from importlib.metadata import version
+
+    packages = ("fedvit", "torch", "timm", "torchvision", "numpy", "scikit-learn")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def changed(old: Tables, new: Tables) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two experiments differ: table.key -> (old, new)."""
+    difference = {}
+    for table in TABLES:
+        a, b = old.get(table, {}), new.get(table, {})
+        for key in {**a, **b}:
+            if a.get(key) != b.get(key):
+                difference[f"{table}.{key}"] = (a.get(key), b.get(key))
+    return difference

@@ -1,0 +1,237 @@
+"""One run from settings to files: set up, loop, checkpoint, results. The library logs and yields; it does not print."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedvit import config, results, tree
+from fedvit.checkpoint import load_checkpoint, save_checkpoint
+from fedvit.data import datasets, partition
+from fedvit.data.datasets import Dataset
+from fedvit.data.partition import Split
+from fedvit.errors import UserError
+from fedvit.memory import free_ram, peak_rss_mb, reset_peak_rss
+from fedvit.models.classifier import macs_per_example, state
+from fedvit.rounds import Round, federate, reached
+from fedvit.server import Server
+from fedvit.settings import Experiment
+from fedvit.store import Store
+from fedvit.training import load_
+from fedvit.transport.inprocess import InProcess
+from fedvit.worker import Net, Worker, make_net
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, finished or not."""
+
+    folder: Path
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "summary.json").is_file()
+
+    @property
+    def experiment(self) -> Experiment:
+        return config.resolve(config.read(self.folder / "run.toml"))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return result
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """rounds.jsonl, one dictionary a round."""
+        return results.read_lines(self.folder / "rounds.jsonl")
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """clients.csv, one dictionary a client."""
+        return results.read_clients(self.folder / "clients.csv")
+
+    def model(self, client: str) -> nn.Module:
+        """The client's own model after the last round, plugins included, ready to predict."""
+        experiment = self.experiment
+        dataset, split = load_data(experiment)
+        if client not in split.clients:
+            raise UserError(f"no client {client!r} in {self.folder}; there are {', '.join(split.clients)}")
+        net = make_net(experiment, dataset.classes, torch.device("cpu"))
+        store = Store(self.folder / "checkpoint", in_ram=False)
+        server = load_checkpoint(self.folder / "checkpoint", store, clean=False)
+        if server is None:
+            raise UserError(f"{self.folder} has no checkpoint yet: run it first")
+        worker = Worker(experiment, net, dataset, split, torch.device("cpu"))
+        own = worker.client(client, server.round, store.get(client)).personal()
+        load_(state(net.module), tree.overlay(own, server.shared))
+        return net.module.eval()
+
+
+@dataclass(frozen=True)
+class LocalBaseline:
+    """Local's accuracy per client, for gains, and how it was scheduled."""
+
+    accuracy: Mapping[str, float]
+    schedule: str
+
+    @staticmethod
+    def of(run: Run) -> "LocalBaseline":
+        accuracy = {row["client"]: row["personal_accuracy"] for row in run.clients}
+        return LocalBaseline(accuracy, run.experiment.method["schedule"])
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise UserError(f"the device {name!r} cannot be used: {reason}; try --device cpu") from problem
+    return device
+
+
+def load_data(experiment: Experiment) -> tuple[Dataset, Split]:
+    """The data set and who owns what of it."""
+    dataset = datasets.load(experiment.data)
+    batch, seed = experiment.train.batch, experiment.run.seed
+    return dataset, partition.split(dataset, experiment.partition, batch=batch, val=experiment.data.val, seed=seed)
+
+
+def run_rounds(
+    experiment: Experiment, folder: Path, *, resume: bool = False, local: LocalBaseline | None = None
+) -> Iterator[Round]:
+    """Run the experiment in its folder, a round at a time; the files are complete when the iterator ends."""
+    begin = time.perf_counter()
+    reset_peak_rss()
+    torch.set_num_threads(experiment.run.threads)
+    device = choose_device(experiment.run.device)
+    dataset, split = load_data(experiment)
+    net = make_net(experiment, dataset.classes, device)
+    worker = Worker(experiment, net, dataset, split, device)
+    # Nothing is written before all settings have proved possible.
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").unlink(missing_ok=True)
+    (folder / "run.toml").write_text(config.to_toml(experiment))
+    results.write_json(folder / "split.json", split.to_json())
+    with logging_to(folder / "log.txt"):
+        store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
+        server = Server(0, net.shared, net.plan.start(net.shared))
+        if resume:
+            server = load_checkpoint(folder / "checkpoint", store) or server
+            log.info("resuming after round %d", server.round)
+        rows = results.keep_rounds(folder / "rounds.jsonl", server.round)
+        timings = results.keep_rounds(folder / "timings.jsonl", server.round)
+        setup = time.perf_counter() - begin
+
+        transport = InProcess(worker, store)
+        test_samples = {name: len(part.test) for name, part in split.clients.items()}
+        evaluate_server = worker.evaluate_server if net.one_global_model else None
+        wanted = experiment.run.until_accuracy
+        over = bool(rows and rows[-1]["views"] and reached(rows[-1]["views"]["personal"]["mean"], wanted))
+        loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
+        for done in () if over else loop:
+            rows.append(done.row)
+            if done.scores is not None:
+                write_clients(folder, experiment, worker, rows, done, local)
+            results.append_line(folder / "rounds.jsonl", done.row)
+            with done.ledger.phase("checkpoint"):
+                save_checkpoint(folder / "checkpoint", done.server, store)
+            timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
+            results.append_line(folder / "timings.jsonl", timings[-1])
+            log.info("round %d: loss %s", done.row["round"], done.row["loss"])
+            yield done
+        seconds = setup + sum(sum(timing["seconds"].values()) for timing in timings)
+        write_summary(Run(folder), experiment, net, rows, local, seconds)
+
+
+def fits_in_ram(net: Net, clients: int) -> bool:
+    """Client memory stays in RAM while all of it would take less than a quarter of what is free."""
+    needed = clients * tree.nbytes(tree.pick(net.initial, net.roles.personal))
+    if needed <= free_ram() / 4:
+        return True
+    log.warning("client memory may need %.1f GB, over a quarter of free RAM: it is kept on disk", needed / 1e9)
+    return False
+
+
+def write_clients(
+    folder: Path,
+    experiment: Experiment,
+    worker: Worker,
+    rows: list[dict[str, Any]],
+    done: Round,
+    local: LocalBaseline | None,
+) -> None:
+    """clients.csv of the newest evaluation, there before the checkpoint that counts on it."""
+    assert done.scores is not None
+    alone = local.accuracy if local else None
+    if experiment.method["name"] == "local":
+        alone = {name: score["personal_accuracy"] for name, score in done.scores.items()}
+    parts = worker.split.clients
+    classes = {name: len(worker.labels[torch.from_numpy(part.train)].unique()) for name, part in parts.items()}
+    trained = results.rounds_trained(rows, parts)
+    results.write_clients(folder / "clients.csv", worker.split, classes, done.scores, trained, alone)
+
+
+def write_summary(
+    run: Run,
+    experiment: Experiment,
+    net: Net,
+    rows: list[dict[str, Any]],
+    local: LocalBaseline | None,
+    seconds: float,
+) -> None:
+    """summary.json, the very last file: its presence means finished."""
+    views = results.view_summary(rows)
+    schedule = local.schedule if local else experiment.method.get("schedule")
+    summary = {
+        "method": experiment.method["name"],
+        "tune": experiment.tune["name"],
+        "label": experiment.label,
+        "model": experiment.model.name,
+        "data": experiment.data.name,
+        "partition": experiment.partition.name,
+        "clients": len(run.clients),
+        "cohort": experiment.train.cohort,
+        "rounds": rows[-1]["round"],
+        "seed": experiment.run.seed,
+        "lr": experiment.train.lr,
+        "views": views,
+        "server_accuracy": views["server"]["mean"] if "server" in views else None,
+        "gain_over_local": results.gain_summary(run.clients, schedule),
+        "params": net.params(),
+        "nbytes": results.nbytes_per_client(rows),
+        "nbytes_run": results.nbytes_of_run(rows),
+        "macs_per_example": macs_per_example(net.module, net.inputs.size),
+        "seconds": seconds,
+        "peak_rss_mb": peak_rss_mb(),
+        "epsilon": None,
+    }
+    results.write_json(run.folder / "summary.json", summary)
+
+
+@contextmanager
+def logging_to(path: Path) -> Iterator[None]:
+    """Copy the package's log into a file while the block runs."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    package = logging.getLogger("fedvit")
+    package.addHandler(handler)
+    package.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        package.removeHandler(handler)
+        handler.close()

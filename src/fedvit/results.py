@@ -1,0 +1,134 @@
+"""The files of a run: rounds.jsonl while it goes on, clients.csv and summary.json at the end."""
+
+import csv
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedvit.data.partition import Split
+from fedvit.evaluation import METRICS
+from fedvit.ledger import per_client
+from fedvit.rounds import Scores, view_names
+from fedvit.worker import POOLED
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """One JSON object a line, on disk before the checkpoint that counts on it."""
+    with path.open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; a line that a kill cut short is not one."""
+    rows = []
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+    return rows
+
+
+def keep_rounds(path: Path, last: int) -> list[dict[str, Any]]:
+    """Forget the lines after round `last`, which a resumed run will write again."""
+    rows = [row for row in read_lines(path) if row["round"] <= last]
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    partial.replace(path)
+    return rows
+
+
+def rounds_trained(rows: Iterable[Mapping[str, Any]], clients: Iterable[str]) -> dict[str, int]:
+    """In how many rounds each client's data was used."""
+    count: Counter[str] = Counter()
+    for row in rows:
+        count.update(name for name in row["cohort"] if name not in row["failed"])
+    return {name: count[POOLED] or count[name] for name in clients}
+
+
+def write_clients(
+    path: Path,
+    split: Split,
+    classes: Mapping[str, int],
+    scores: Scores,
+    trained: Mapping[str, int],
+    local: Mapping[str, float] | None,
+) -> None:
+    """clients.csv: one line a client; the last two columns are empty where Local was not run."""
+    views = view_names(scores)
+    header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
+    header += [f"{view}_{metric}" for view in views for metric in METRICS]
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([*header, "local_accuracy", "gain"])
+        for name, score in scores.items():
+            part = split.clients[name]
+            alone = local.get(name) if local is not None else None
+            gain = "" if alone is None else score["personal_accuracy"] - alone
+            values = [score[f"{view}_{metric}"] for view in views for metric in METRICS]
+            counts = [len(part.train), len(part.test), classes[name], trained[name]]
+            writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
+    partial.replace(path)
+
+
+def read_clients(path: Path) -> list[dict[str, Any]]:
+    """clients.csv with numbers as numbers and empty cells as None."""
+    with path.open(newline="") as stream:
+        return [
+            {key: value if key == "client" else number(value) for key, value in row.items()}
+            for row in csv.DictReader(stream)
+        ]
+
+
+def number(text: str) -> int | float | None:
+    if not text:
+        return None
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Every view after the last round, and the best round beside it: the papers' habit, never the headline."""
+    evaluated = [row for row in rows if row["views"] is not None]
+    views = {}
+    for name, last in evaluated[-1]["views"].items():
+        best = max(evaluated, key=lambda row: row["views"][name]["mean"])
+        views[name] = {**last, "best_round": best["views"][name]["mean"], "best_round_number": best["round"]}
+    return views
+
+
+def gain_summary(clients: Iterable[Mapping[str, Any]], schedule: str | None) -> dict[str, Any] | None:
+    """Mean gain over Local, how many clients it hurt, and how Local was scheduled; from the rows of clients.csv."""
+    gains = [client["gain"] for client in clients]
+    if not gains or gains[0] is None:
+        return None
+    return {"mean": sum(gains) / len(gains), "hurt": sum(gain < 0 for gain in gains), "schedule": schedule}
+
+
+def nbytes_per_client(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float]:
+    """Tensor bytes of one sampled client in one round, by direction."""
+    kept = list(rows)
+    return {way: per_client([row[f"nbytes_{way}"] for row in kept]) for way in ("down", "up")}
+
+
+def nbytes_of_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float]:
+    """Everything that crossed in the whole run. Inside one process nothing is framed."""
+    kept = list(rows)
+    return {
+        "down": sum(row["nbytes_down"] * len(row["cohort"]) for row in kept),
+        "up": sum(row["nbytes_up"] * (len(row["cohort"]) - len(row["failed"])) for row in kept),
+        "evaluation": sum(row["nbytes_evaluation"] for row in kept),
+        "framing": 0,
+    }
+
+
+def write_json(path: Path, content: Any) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(path)

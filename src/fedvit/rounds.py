@@ -1,0 +1,182 @@
+"""The federated loop: one for every plan and every transport."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedvit.evaluation import METRICS, over_clients
+from fedvit.ledger import Ledger, per_client
+from fedvit.payload import Failure, Payload
+from fedvit.plan import Plan, Report
+from fedvit.server import Server, sample
+from fedvit.settings import Experiment
+from fedvit.transport import Task, Transport
+from fedvit.tree import Tree
+from fedvit.worker import POOLED
+
+log = logging.getLogger(__name__)
+Scores = Mapping[str, Mapping[str, float]]  # client -> "<view>_<metric>" -> value
+
+
+@dataclass(frozen=True)
+class Round:
+    """A finished round: the server after it, its line in rounds.jsonl, and the clients' scores if taken."""
+
+    server: Server
+    row: dict[str, Any]
+    scores: Scores | None
+    ledger: Ledger
+
+
+def federate(
+    plan: Plan,
+    server: Server,
+    transport: Transport,
+    experiment: Experiment,
+    evaluate_server: Callable[[Tree, int], Mapping[str, float]] | None,
+    test_samples: Mapping[str, int],
+) -> Iterator[Round]:
+    """Run the rounds after `server.round`, one at a time, until the last or the accuracy that was asked for."""
+    train, run = experiment.train, experiment.run
+    clients = list(transport.clients())
+    for number in range(server.round + 1, train.rounds + 1):
+        ledger = Ledger()
+        before = server
+        cohort = choose(plan, clients, experiment, number)
+        kept: dict[str, Tree] = {}  # the clients' own shared weights, for testing inside the round
+        with ledger.phase("train"):
+            server, loss, failed = train_round(plan, before, transport, experiment, cohort, number, ledger, kept)
+        with ledger.phase("store"):
+            transport.commit(number)
+        scores, views = None, None
+        last = number == train.rounds
+        if last or (run.eval_every and number % run.eval_every == 0):
+            with ledger.phase("evaluate"):
+                tested = {name: server for name in clients}
+                if run.evaluate == "in_round":
+                    tested = {name: replace(before, shared=kept.get(name, before.shared)) for name in clients}
+                scores = evaluate(plan, tested, transport, number, ledger)
+                views = summarize(scores, test_samples)
+                if evaluate_server is not None:
+                    views["server"] = server_view(evaluate_server(server.shared, number))
+        row = {
+            "round": number,
+            "cohort": cohort,
+            "failed": failed,
+            "loss": loss,
+            "nbytes_down": per_client(ledger.down),
+            "nbytes_up": per_client(ledger.up),
+            "nbytes_evaluation": ledger.evaluation,
+            "views": views,
+        }
+        yield Round(server, row, scores, ledger)
+        if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
+            return
+
+
+def reached(accuracy: float | None, wanted: float | None) -> bool:
+    """Whether `--until-accuracy` was given and is met."""
+    return accuracy is not None and wanted is not None and accuracy >= wanted
+
+
+def choose(plan: Plan, clients: list[str], experiment: Experiment, number: int) -> list[str]:
+    """Who trains in this round."""
+    if plan.pooled:
+        return [POOLED]
+    if plan.schedule == "every_round":
+        return clients
+    assert experiment.train.cohort is not None
+    return sample(clients, experiment.train.cohort, experiment.run.seed, number)
+
+
+def train_round(
+    plan: Plan,
+    server: Server,
+    transport: Transport,
+    experiment: Experiment,
+    cohort: list[str],
+    number: int,
+    ledger: Ledger,
+    kept: dict[str, Tree],
+) -> tuple[Server, float | None, list[str]]:
+    """Dispatch, train, aggregate as a stream. A round in which everybody fails leaves the server as it was."""
+    failed: list[str] = []
+    losses: list[tuple[float, float]] = []
+    equal = (experiment.train.weighting or plan.weighting) == "equal"
+    messages = {name: addressed(plan.dispatch(server, name), number) for name in cohort}
+    if not plan.pooled:  # the pooled owner sits where the server sits
+        ledger.down = [message.nbytes for message in messages.values()]
+
+    def reports() -> Iterator[Report]:
+        for name, answer in transport.exchange("train", messages):
+            if isinstance(answer, Failure):
+                log.warning("round %d: client %s %s", number, name, answer.reason)
+                failed.append(name)
+                continue
+            if not plan.pooled:
+                ledger.up.append(answer.nbytes)
+            examples = answer.scalars["examples"]
+            if "loss" in answer.scalars:
+                losses.append((examples, answer.scalars["loss"]))
+            if experiment.run.evaluate == "in_round":
+                kept[name] = answer.trees.get("shared", {})
+            yield Report(name, 1.0 if equal else examples, answer)
+
+    stream = reports()
+    first = next(stream, None)
+    if first is not None:
+        server = plan.aggregate(server, itertools.chain([first], stream))
+    examples = sum(count for count, _ in losses)
+    loss = sum(count * value for count, value in losses) / examples if examples else None
+    return replace(server, round=number), loss, failed
+
+
+def evaluate(
+    plan: Plan, servers: Mapping[str, Server], transport: Transport, number: int, ledger: Ledger
+) -> dict[str, dict[str, float]]:
+    """Every client's views, sampled or not."""
+    messages = {name: addressed(plan.dispatch(server, name), number) for name, server in servers.items()}
+    task: Task = "evaluate"
+    scores = {}
+    for name, answer in transport.exchange(task, messages):
+        if isinstance(answer, Failure):
+            log.warning("round %d: client %s was not evaluated: %s", number, name, answer.reason)
+            continue
+        scores[name] = dict(answer.scalars)
+    if not plan.pooled:
+        ledger.evaluation = sum(message.nbytes for message in messages.values())
+    return scores
+
+
+def addressed(payload: Payload, number: int) -> Payload:
+    """The payload with the round it belongs to."""
+    return replace(payload, scalars={**payload.scalars, "round": number})
+
+
+def view_names(scores: Scores) -> list[str]:
+    """The views in a set of scores, in order of appearance."""
+    keys = next(iter(scores.values()))
+    return [key.removesuffix("_balanced_accuracy") for key in keys if key.endswith("_balanced_accuracy")]
+
+
+def server_view(score: Mapping[str, float]) -> dict[str, float | None]:
+    """One model on one test set: there are no clients to take a deviation over."""
+    spread = dict.fromkeys(("std", "worst_decile", "best_decile"))
+    return {"mean": score["accuracy"], "micro": score["accuracy"], **spread, **{m: score[m] for m in METRICS[1:]}}
+
+
+def summarize(scores: Scores, test_samples: Mapping[str, int]) -> dict[str, dict[str, float | None]]:
+    """Every view over all clients."""
+    sizes = [test_samples[name] for name in scores]
+    views: dict[str, dict[str, float | None]] = {}
+    for view in view_names(scores):
+        columns = {m: [score[f"{view}_{m}"] for score in scores.values()] for m in METRICS}
+        views[view] = {**over_clients(columns["accuracy"], sizes)}
+        for metric in METRICS[1:]:
+            views[view][metric] = sum(columns[metric]) / len(sizes)
+        val = [score[f"{view}_val_accuracy"] for score in scores.values() if f"{view}_val_accuracy" in score]
+        if val:
+            views[view]["val"] = sum(val) / len(val)
+    return views

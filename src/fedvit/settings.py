@@ -1,0 +1,99 @@
+"""The tables of an experiment: names, defaults and limits. Reading and resolving them is `config`'s work."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Table(BaseModel):
+    """One TOML table: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class DataSettings(Table):
+    """Where the images come from."""
+
+    name: str = "digits"
+    dir: Path | None = None  # default: the environment variable FEDVIT_DATA
+    samples: Count | None = None  # keep so many images for training, the same number of every class
+    val: Share = 0.0  # share of each client's training images held out for choosing things
+
+
+class PartitionSettings(Table):
+    """How the images are divided over clients."""
+
+    name: str = "dirichlet"
+    clients: Count = 12
+    alpha: Positive = 0.1
+    classes: Count = 2  # pathological: classes per client
+    level: Annotated[float, Field(ge=0, le=100)] = 80.0  # dh: percent of heterogeneity
+    min_samples: Count | None = None  # default: min(batch / 0.25, images / clients / 2)
+
+
+class ModelSettings(Table):
+    """What is trained. Sizes of None mean the model's own."""
+
+    name: str = "vit_micro"
+    image_size: Count | None = None
+    patch_size: Count | None = None
+    weights: Path | None = None
+    pretrained: bool = False
+
+    @property
+    def from_scratch(self) -> bool:
+        return self.weights is None and not self.pretrained
+
+
+class TrainSettings(Table):
+    """How it is trained."""
+
+    rounds: Count = 25
+    cohort: Count | None = None  # default: all clients, at most 8
+    epochs: Count = 2
+    batch: Count = 16
+    lr: Positive | None = None  # default: the tune's published rate
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 0.0
+    schedule: Literal["constant", "cosine", "step", "exp"] = "constant"
+    decay: Annotated[float, Field(gt=0, le=1)] | None = None  # factor of step (0.1) and exp (0.99 a round)
+    weighting: Literal["samples", "equal"] | None = None  # default: the method's
+    dropout: Share = 0.0  # chance that a sampled client fails
+    augment: Literal["none", "flip", "crop"] = "none"
+
+
+class RunSettings(Table):
+    """How it is run and measured."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    eval_every: Annotated[int, Field(ge=0)] | None = None  # 0: after the last round only
+    evaluate: Literal["after", "in_round"] = "after"  # in_round: FedPerfix's code, before aggregation
+    until_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None
+    threads: Count = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: str = "auto"
+
+
+class Experiment(Table):
+    """Everything that decides a run's results, resolved: no default is left open."""
+
+    data: DataSettings = DataSettings()
+    partition: PartitionSettings = PartitionSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    method: dict[str, Any] = {"name": "fedavg"}  # name, and the arguments of its plan
+    tune: dict[str, Any] = {"name": "full"}
+    run: RunSettings = RunSettings()
+
+    @property
+    def label(self) -> str:
+        """METHOD, or METHOD+TUNE where not everything is tuned."""
+        method, tune = str(self.method["name"]), str(self.tune["name"])
+        return method if tune == "full" else f"{method}+{tune}"

@@ -1,0 +1,43 @@
+"""All clients in this process, one after another, on one model."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from fedvit import randomness
+from fedvit.client import Memory
+from fedvit.payload import Failure, Payload
+from fedvit.store import Store
+from fedvit.transport import Task
+from fedvit.worker import Worker
+
+
+class InProcess:
+    """The transport of `--engine local`. `train.dropout` makes sampled clients fail, as real ones do."""
+
+    def __init__(self, worker: Worker, store: Store):
+        self.worker, self.store = worker, store
+        self.pending: dict[str, Memory] = {}
+
+    def clients(self) -> Sequence[str]:
+        return list(self.worker.split.clients)
+
+    def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
+        for name, down in messages.items():
+            memory = self.store.get(name)
+            if task == "evaluate":
+                yield name, self.worker.evaluate(name, down, memory)
+            elif self.fails(name, int(down.scalars["round"])):
+                yield name, Failure("dropped out (train.dropout)")
+            else:
+                up, self.pending[name] = self.worker.train(name, down, memory)
+                yield name, up
+
+    def commit(self, round_: int) -> None:
+        self.store.put(round_, self.pending)
+        self.pending = {}
+
+    def fails(self, name: str, round_: int) -> bool:
+        experiment = self.worker.experiment
+        generator = randomness.generator(experiment.run.seed, round_, name, "failure")
+        return torch.rand((), generator=generator).item() < experiment.train.dropout

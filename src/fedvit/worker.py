@@ -1,0 +1,181 @@
+"""One model and the data of its clients: all that a process needs to play any client."""
+
+import logging
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedvit import tree
+from fedvit.client import Client, LocalSettings, Memory
+from fedvit.data import pipeline
+from fedvit.data.datasets import Dataset
+from fedvit.data.partition import ClientSplit, Split
+from fedvit.errors import UserError
+from fedvit.evaluation import score
+from fedvit.methods import METHODS
+from fedvit.models.classifier import InputSettings, build, input_settings, state
+from fedvit.models.plugins import Plugin
+from fedvit.payload import Payload
+from fedvit.plan import Plan, client_round
+from fedvit.roles import PERSONAL, Roles, assign
+from fedvit.settings import Experiment, TrainSettings
+from fedvit.tree import Tree
+from fedvit.tunes import TUNES, Tune, layer_groups, trainable_names
+
+log = logging.getLogger(__name__)
+POOLED = "pooled"  # the one client of a plan that pools all data
+
+
+def make_plan(experiment: Experiment) -> Plan:
+    """The plan of the experiment's method with its hyper-parameters."""
+    options = {key: value for key, value in experiment.method.items() if key != "name"}
+    return METHODS[experiment.method["name"]](**options)
+
+
+def make_tune(experiment: Experiment) -> Tune:
+    """The experiment's tune: one by name, or layer groups."""
+    name = experiment.tune["name"]
+    options = {key: value for key, value in experiment.tune.items() if key != "name"}
+    return TUNES[name](**options) if name in TUNES else layer_groups(name)
+
+
+@dataclass(frozen=True)
+class Net:
+    """The model of one process for its whole life, with the role of every weight."""
+
+    plan: Plan
+    tune: Tune
+    module: nn.Module
+    roles: Roles
+    inputs: InputSettings
+    initial: Tree  # trainable weights at the start
+    frozen: Tree
+
+    @property
+    def shared(self) -> Tree:
+        return tree.pick(self.initial, self.roles.shared)
+
+    @property
+    def one_global_model(self) -> bool:
+        """Whether the server's weights alone make a model."""
+        return not self.roles.personal
+
+    def params(self) -> dict[str, int]:
+        """Numbers by role; buffers are not parameters."""
+        sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()}
+
+        def count(names: tuple[str, ...]) -> int:
+            return sum(sizes.get(name, 0) for name in names)
+
+        r = self.roles
+        return {
+            "total": sum(sizes.values()),
+            "trainable": count(r.trainable),
+            "shared": count(r.shared),
+            "personal": count(r.personal),
+            "frozen": count(r.frozen),
+        }
+
+
+def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
+    """Build the model and meet method and tune in it."""
+    plan, tune = make_plan(experiment), make_tune(experiment)
+    module = build(experiment.model, classes, joined(plan.build, tune.build), experiment.run.seed)
+    roles = assign(module, plan.roles, trainable_names(module, tune, plan.build))
+    if not roles.trainable:
+        raise UserError(
+            f"{experiment.label} trains nothing: the method freezes all that the tune would train; "
+            "choose another tune, such as full or bias"
+        )
+    if not roles.shared and plan.name != "local":
+        log.info("%s shares nothing, so it equals local+%s", experiment.label, tune.name)
+    if not roles.personal and any(role is PERSONAL for _, role in plan.roles):
+        log.info("%s keeps nothing personal, so it equals fedavg+%s", experiment.label, tune.name)
+    tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
+    return Net(
+        plan, tune, module.to(device), roles, input_settings(module),
+        tree.pick(tensors, roles.trainable), tree.pick(tensors, roles.frozen),
+    )  # fmt: skip
+
+
+def joined(method: tuple[Plugin, ...], tune: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
+    """The plugins of both; a kind that both name exists once, as the method wants it."""
+    kinds = {plugin.kind for plugin in method}
+    return (*method, *(plugin for plugin in tune if plugin.kind not in kinds))
+
+
+class Worker:
+    """Plays any client: a handful of tensors goes into the one model and comes out again."""
+
+    def __init__(self, experiment: Experiment, net: Net, dataset: Dataset, split: Split, device: torch.device):
+        self.experiment, self.net, self.split, self.device = experiment, net, split, device
+        self.images, self.labels = pipeline.tensors(dataset)
+        self.classes = dataset.classes
+
+    def client(self, name: str, round_: int, memory: Memory) -> Client:
+        """This client in this round."""
+        net, train, run = self.net, self.experiment.train, self.experiment.run
+        assert train.lr is not None
+        settings = LocalSettings(
+            lr=train.lr * rate_factor(train, round_),
+            optimizer=train.optimizer,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            epochs=train.epochs,
+            batch=train.batch,
+            augment=train.augment,
+            precision=run.precision,
+            device=self.device,
+            seed=run.seed,
+        )
+        data = pipeline.client_data(self.images, self.labels, self.classes, self.part(name))
+        return Client(
+            name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs
+        )  # fmt: skip
+
+    def part(self, name: str) -> ClientSplit:
+        if name != POOLED:
+            return self.split.clients[name]
+        parts = self.split.clients.values()
+        train, val = (np.concatenate([getattr(part, kind) for part in parts]) for kind in ("train", "val"))
+        return ClientSplit(train, self.split.global_test, val)
+
+    def train(self, name: str, down: Payload, memory: Memory) -> tuple[Payload, Memory]:
+        """A client's part of a round: what it reports, and its memory afterwards."""
+        client = self.client(name, int(down.scalars["round"]), memory)
+        up = client_round(self.net.plan, client, down)
+        return up, client.memory
+
+    def evaluate(self, name: str, down: Payload, memory: Memory) -> Payload:
+        """A client's views on its own images. It works on a scratch memory, which is thrown away."""
+        client = self.client(name, int(down.scalars["round"]), dict(memory))
+        scalars: dict[str, float] = {}
+        for view, predict in self.net.plan.views(client, down).items():
+            for metric, value in score(predict, client.data, client.data.test, self.net.inputs, self.device).items():
+                scalars[f"{view}_{metric}"] = value
+            if len(client.data.val):
+                val = score(predict, client.data, client.data.val, self.net.inputs, self.device)
+                scalars[f"{view}_val_accuracy"] = val["accuracy"]
+        return Payload(scalars=scalars)
+
+    def evaluate_server(self, shared: Tree, round_: int) -> dict[str, float]:
+        """The server's model on the global test set."""
+        client = self.client(POOLED, round_, {})
+        return score(client.net(shared), client.data, client.data.test, self.net.inputs, self.device)
+
+
+def rate_factor(train: TrainSettings, round_: int) -> float:
+    """The schedule over rounds, 1 at the first."""
+    match train.schedule:
+        case "constant":
+            return 1.0
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (round_ - 1) / train.rounds))
+        case "step":  # at half and three quarters of the rounds, as FedBABU's authors do
+            decay = 0.1 if train.decay is None else train.decay
+            return float(decay ** sum(round_ > train.rounds * share for share in (0.5, 0.75)))
+        case "exp":
+            return float((0.99 if train.decay is None else train.decay) ** (round_ - 1))
