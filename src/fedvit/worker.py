@@ -63,6 +63,15 @@ class Net:
         """Whether the server's weights alone make a model."""
         return not self.roles.personal
 
+    def bare_client(self) -> Client:
+        """A client without images: enough to ask a plan what it would send."""
+        nothing = torch.zeros(0, dtype=torch.int64)
+        data = pipeline.ClientData(torch.zeros(0, 1, 1, 3, dtype=torch.uint8), nothing, nothing, nothing, nothing, 1)
+        settings = LocalSettings(lr=1.0)
+        return Client(
+            "0", 1, self.roles, self.initial, self.frozen, data, {}, settings, self.module, self.inputs
+        )  # fmt: skip
+
     def params(self) -> dict[str, int]:
         """Numbers by role; buffers are not parameters."""
         sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()}

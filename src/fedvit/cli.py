@@ -1,0 +1,240 @@
+"""The commands. torch is imported only inside them, so that help is quick."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedvit.errors import UserError
+
+app = typer.Typer(
+    name="fedvit",
+    help="Fine-tune one vision transformer over data that cannot leave its owners, and give every owner its own model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console()
+err = Console(stderr=True)
+
+
+class Flags:
+    """The flags that every training command has; each stands for one key of the experiment."""
+
+    method: Annotated[str | None, typer.Option(help="Who keeps which weights: see `fedvit methods`.")] = None
+    tune: Annotated[str | None, typer.Option(help="What is trained: full, head, bias, adapter, prompt, prefix, lora, or layer groups joined by commas.")] = None  # fmt: skip
+    data: Annotated[str | None, typer.Option(help="Data set.")] = None
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of data and weights. [default: $FEDVIT_DATA]")] = None
+    samples: Annotated[int | None, typer.Option(help="Train on so many images only, the same number of every class.")] = None  # fmt: skip
+    partition: Annotated[str | None, typer.Option(help="Split over clients: iid, dirichlet, dirichlet_train, pathological, dh.")] = None  # fmt: skip
+    model: Annotated[str | None, typer.Option(help="vit_micro, or any timm ViT or DeiT.")] = None
+    image_size: Annotated[int | None, typer.Option(help="Pixels.")] = None
+    patch_size: Annotated[int | None, typer.Option(help="Pixels.")] = None
+    weights: Annotated[Path | None, typer.Option(help="Pre-trained weights, a .safetensors file.")] = None
+    pretrained: Annotated[bool | None, typer.Option("--pretrained", help="Pre-trained weights from timm's hub.")] = None
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None
+    cohort: Annotated[int | None, typer.Option(help="Clients sampled per round. [default: all, at most 8]")] = None
+    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None
+    epochs: Annotated[int | None, typer.Option(help="Local epochs per round.")] = None
+    batch: Annotated[int | None, typer.Option(help="Images per step.")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate. [default: the tune's published one]")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of split, weights, sampling and order.")] = None
+    eval_every: Annotated[int | None, typer.Option(help="Evaluate every R rounds; 0: after the last only. [default: 1 up to 100 clients, else 0]")] = None  # fmt: skip
+    until_accuracy: Annotated[float | None, typer.Option(help="Stop when the mean personal accuracy reaches X percent.")] = None  # fmt: skip
+    threads: Annotated[int | None, typer.Option(help="CPU threads; part of the result, since it changes float sums. [default: 1]")] = None  # fmt: skip
+    precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = None
+
+
+class Common:
+    """The flags of every command that trains, beside the experiment's."""
+
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results. [default: a name under runs/]")] = None  # fmt: skip
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; repeatable.")] = None  # fmt: skip
+
+
+def takes(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of these groups as keyword arguments; each flag is written once, above."""
+
+    def extend(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        more = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(group, name), annotation=kind)
+            for group in groups
+            for name, kind in group.__annotations__.items()
+        ]
+        command.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
+        return command
+
+    return extend
+
+
+def given(values: dict[str, Any]) -> dict[str, Any]:
+    """The experiment's flags among a command's arguments."""
+    return {name: values[name] for name in Flags.__annotations__ if name in values}
+
+
+@contextmanager
+def clear_errors(debug: bool = False) -> Iterator[None]:
+    """A user's mistake: one message on standard error, status 2."""
+    try:
+        yield
+    except UserError as problem:
+        if debug:
+            raise
+        err.print(f"[bold red]error:[/] {escaped(str(problem))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        err.print("interrupted; --resume continues after the last finished round")
+        raise typer.Exit(1) from None
+
+
+def escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+@app.command()
+@takes(Flags, Common)
+def run(
+    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Settings; flags win over them.")] = None,  # fmt: skip
+    *,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished round of --out.")] = False,
+    **flags: Any,
+) -> None:
+    """Train one method and write what every client gained from it."""
+    with clear_errors(flags["debug"]):
+        from fedvit import config, running
+        from fedvit.experiment import Run
+        from fedvit.report.progress import Progress
+        from fedvit.report.tables import summary_table
+
+        sets = flags["sets"] or []
+        settings = config.load(experiment, sets, given(flags))
+        folder = flags["out_dir"] or running.default_folder(settings)
+        if resume and (folder / "run.toml").is_file():
+            settings = config.load(experiment, sets, given(flags), base=config.read(folder / "run.toml"))
+        steps = running.start_or_resume(settings, folder, resume=resume)
+        with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
+            progress.start(settings.label, len(Run(folder).rounds) if resume else 0)
+            for done in steps:
+                progress.step(done)
+        if not flags["quiet"]:
+            out.print(summary_table(Run(folder).summary))
+            out.print(f"results: {folder}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+@takes(Flags, Common)
+def compare(
+    rows: Annotated[list[str], typer.Argument(metavar="ROW...", help="METHOD, METHOD+TUNE or an experiment file.")],
+    *,
+    seeds: Annotated[str, typer.Option(help="Seeds, joined by commas.")] = "0,1,2",
+    base: Annotated[Path | None, typer.Option("--from", help="An experiment file under all rows.")] = None,
+    **flags: Any,
+) -> None:
+    """Compare rows on the same data, split and seeds; Local is always among them. Finished rows are not run again."""
+    with clear_errors(flags["debug"]):
+        import json
+
+        from fedvit import compare as comparing
+        from fedvit.experiment import Run
+        from fedvit.report.plots import draw_comparison
+        from fedvit.report.progress import Progress
+        from fedvit.report.tables import comparison_table
+
+        numbers = parse_seeds(seeds, flags["seed"])
+        table = comparing.make_rows(rows, numbers, base, flags["sets"] or [], given(flags))
+        folder = flags["out_dir"] or comparing.default_folder(table)
+        total = sum(experiment.train.rounds for row in table for experiment in row.experiments.values())
+        with Progress(err, total, quiet=flags["quiet"]) as progress:
+            steps = comparing.compare(
+                table, folder, lambda row, seed, done: progress.start(f"{row.label}, seed {seed}", done)
+            )
+            for done in steps:
+                progress.step(done)
+        entries = json.loads((folder / "compare.json").read_text())
+        first = next(iter(table[0].experiments.values()))
+        title = (
+            f"{first.data.name}, {first.partition.clients} clients ({first.partition.name}), "
+            f"{first.model.name}, {first.train.rounds} rounds, seeds {', '.join(map(str, numbers))}"
+        )
+        runs = {row.label: [Run(folder / row.label / f"seed{seed}") for seed in numbers] for row in table}
+        draw_comparison(runs, folder / "compare.png", title)
+        if not flags["quiet"]:
+            out.print(comparison_table(entries, title))
+            out.print(f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}", soft_wrap=True, highlight=False)
+
+
+def parse_seeds(text: str, single: int | None) -> list[int]:
+    if single is not None:
+        raise UserError("compare takes --seeds, such as --seeds 0,1,2, not --seed")
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as problem:
+        raise UserError(f"--seeds expects whole numbers joined by commas, found {text!r}") from problem
+
+
+@app.command()
+def cost(
+    method: Flags.__annotations__["method"] = "fedavg",  # type: ignore[valid-type]
+    tune: Flags.__annotations__["tune"] = "full",  # type: ignore[valid-type]
+    model: Flags.__annotations__["model"] = "vit_micro",  # type: ignore[valid-type]
+    classes: Annotated[int, typer.Option(help="Number of classes.", min=1)] = 10,
+    image_size: Flags.__annotations__["image_size"] = None,  # type: ignore[valid-type]
+    patch_size: Flags.__annotations__["patch_size"] = None,  # type: ignore[valid-type]
+    batch: Flags.__annotations__["batch"] = None,  # type: ignore[valid-type]
+    as_json: Annotated[bool, typer.Option("--json", help="Exact integers as JSON.")] = False,
+    sets: Common.__annotations__["sets"] = None,  # type: ignore[valid-type]
+    debug: Common.__annotations__["debug"] = False,  # type: ignore[valid-type]
+) -> None:
+    """What a method sends, computes and keeps; trains nothing."""
+    with clear_errors(debug):
+        import json
+
+        from fedvit import config
+        from fedvit.cost import cost as costs
+        from fedvit.report.tables import cost_table
+
+        flags = {
+            "method": method, "tune": tune, "model": model,
+            "image_size": image_size, "patch_size": patch_size, "batch": batch,
+        }  # fmt: skip
+        experiment = config.load(None, sets or [], flags)
+        result = costs(experiment, classes)
+        if as_json:
+            sys.stdout.write(json.dumps(result) + "\n")
+        else:
+            out.print(cost_table(result, experiment.label, experiment.model.name))
+
+
+@app.command()
+def methods(as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every option and its default.")] = False) -> None:  # fmt: skip
+    """All methods and tunes, with their options."""
+    from fedvit.catalogue import catalogue, catalogue_tables
+
+    if as_json:
+        import json
+
+        sys.stdout.write(json.dumps(catalogue("methods")) + "\n")
+    else:
+        for table in catalogue_tables():
+            out.print(table)
+
+
+def main() -> None:
+    """The entry point of the `fedvit` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Pictures of results."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("agg")
+from matplotlib import pyplot as plt  # noqa: E402  (the backend must be chosen first)
+
+from fedvit.experiment import Run  # noqa: E402
+
+INK, MUTED, GRID = "#222222", "#666666", "#dddddd"
+COLORS = ("#8c8c8c", "#d1495b", "#2e86ab", "#3a7d44", "#edae49", "#7d5ba6", "#00798c", "#b56576", "#4f5d75", "#9c6644")
+
+
+def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str) -> None:
+    """Left: every client of every seed, and the mean. Right: the mean by round."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.15, 1]})
+    for number, (label, runs) in enumerate(rows.items()):
+        color = COLORS[number % len(COLORS)]
+        accuracies = np.array([client["personal_accuracy"] for run in runs for client in run.clients])
+        offsets = np.linspace(-0.28, 0.28, len(accuracies))  # spread, so that equal dots are seen
+        left.scatter(accuracies, number + offsets, s=14, color=color, alpha=0.45, linewidths=0)
+        mean = float(np.mean([run.summary["views"]["personal"]["mean"] for run in runs]))
+        left.plot([mean, mean], [number - 0.36, number + 0.36], color=color, linewidth=3)
+        left.annotate(f"{mean:.1f}", (mean, number - 0.38), ha="center", va="bottom", fontsize=9, color=INK)
+        curves = [[(row["round"], row["views"]["personal"]["mean"]) for row in run.rounds if row["views"]] for run in runs]
+        x = [point[0] for point in curves[0]]
+        y = np.mean([[point[1] for point in curve[: len(x)]] for curve in curves], axis=0)
+        right.plot(x, y, color=color, linewidth=2, label=label, marker="o" if len(x) == 1 else None)
+    left.set_yticks(range(len(rows)), list(rows))
+    left.invert_yaxis()
+    left.set_xlabel("accuracy on own test images, %: a dot a client and seed, a bar the mean")
+    right.set_xlabel("round")
+    right.set_ylabel("mean personal accuracy, %")
+    right.legend(frameon=False)
+    for axes in (left, right):
+        axes.grid(axis="both", color=GRID, linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=MUTED, labelcolor=INK)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    plt.close(figure)

@@ -1,0 +1,72 @@
+"""Results as tables for the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+
+def megabytes(nbytes: float) -> str:
+    """Bytes in megabytes of 10^6, with three digits that matter."""
+    return f"{nbytes / 1e6:.3g}" if nbytes else "0"
+
+
+def plus_minus(mean: float, std: float | None) -> str:
+    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+
+
+def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """One line a row of compare.json; the best mean is bold."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("row")
+    for name in ("lr", "accuracy %\nover clients", "over\nseeds", "gain over\nLocal", "clients\nhurt", "MB down + up\nper client, round", "seconds"):  # fmt: skip
+        table.add_column(name, justify="right")
+    best = max(entry["mean"] for entry in entries)
+    for entry in entries:
+        local = entry["label"] == "local"
+        table.add_row(
+            entry["label"],
+            f"{entry['lr']:g}",
+            plus_minus(entry["mean"], entry["std"]),
+            "-" if entry["seed_std"] is None else f"± {entry['seed_std']:.1f}",
+            "-" if local else f"{entry['gain_mean']:+.1f}",
+            "-" if local else f"{entry['hurt']:.1f}",
+            f"{megabytes(entry['nbytes_down'])} + {megabytes(entry['nbytes_up'])}",
+            f"{entry['seconds']:.1f}",
+            style="bold" if entry["mean"] == best else "",
+        )
+    return table
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """A run's views after its last round."""
+    title = f"{summary['label']} on {summary['data']}, {summary['clients']} clients, round {summary['rounds']}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("view")
+    for name in ("accuracy %", "balanced %", "loss", "worst tenth", "best tenth", "best round"):
+        table.add_column(name, justify="right")
+    for name, view in summary["views"].items():
+        table.add_row(
+            name,
+            plus_minus(view["mean"], view["std"]),
+            f"{view['balanced_accuracy']:.1f}",
+            f"{view['loss']:.3f}",
+            "-" if view["worst_decile"] is None else f"{view['worst_decile']:.1f}",
+            "-" if view["best_decile"] is None else f"{view['best_decile']:.1f}",
+            f"{view['best_round']:.1f} ({view['best_round_number']})",
+        )
+    return table
+
+
+def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
+    """`fedvit cost` for people."""
+    table = Table(title=f"{label} on {model}", title_justify="left", show_header=False)
+    table.add_column("what")
+    table.add_column("number", justify="right")
+    for role, count in cost["params"].items():
+        table.add_row(f"{role} parameters", f"{count:,}")
+    for way, nbytes in cost["nbytes"].items():
+        table.add_row(f"bytes {way}, per sampled client and round", f"{nbytes:,}")
+    table.add_row("multiply-adds of one forward pass, per image", f"{cost['macs_per_example']:,}")
+    table.add_row("bytes a client keeps between rounds", f"{cost['memory_nbytes']:,}")
+    return table
