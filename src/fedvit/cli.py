@@ -61,15 +61,24 @@ class Common:
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; repeatable.")] = None  # fmt: skip
 
 
-def takes(*groups: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of these groups as keyword arguments; each flag is written once, above."""
+EXPERIMENT = tuple(Flags.__annotations__)
+COMMON = tuple(Common.__annotations__)
+
+
+def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these flags as keyword arguments; each is written once, above."""
+    groups = {name: group for group in (Flags, Common) for name in group.__annotations__}
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
         more = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(group, name), annotation=kind)
-            for group in groups
-            for name, kind in group.__annotations__.items()
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=getattr(groups[name], name),
+                annotation=groups[name].__annotations__[name],
+            )
+            for name in names
         ]
         command.__signature__ = inspect.Signature([*own, *more])  # type: ignore[attr-defined]
         return command
@@ -104,9 +113,11 @@ def escaped(text: str) -> str:
 
 
 @app.command()
-@takes(Flags, Common)
+@takes(*EXPERIMENT, *COMMON)
 def run(
-    experiment: Annotated[Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Settings; flags win over them.")] = None,  # fmt: skip
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Settings; flags win over them.")
+    ] = None,
     *,
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished round of --out.")] = False,
     **flags: Any,
@@ -118,7 +129,7 @@ def run(
         from fedvit.report.progress import Progress
         from fedvit.report.tables import summary_table
 
-        sets = flags["sets"] or []
+        sets = config.parse_sets(flags["sets"] or [])
         settings = config.load(experiment, sets, given(flags))
         folder = flags["out_dir"] or running.default_folder(settings)
         if resume and (folder / "run.toml").is_file():
@@ -134,7 +145,7 @@ def run(
 
 
 @app.command()
-@takes(Flags, Common)
+@takes(*EXPERIMENT, *COMMON)
 def compare(
     rows: Annotated[list[str], typer.Argument(metavar="ROW...", help="METHOD, METHOD+TUNE or an experiment file.")],
     *,
@@ -147,13 +158,14 @@ def compare(
         import json
 
         from fedvit import compare as comparing
+        from fedvit import config
         from fedvit.experiment import Run
         from fedvit.report.plots import draw_comparison
         from fedvit.report.progress import Progress
         from fedvit.report.tables import comparison_table
 
         numbers = parse_seeds(seeds, flags["seed"])
-        table = comparing.make_rows(rows, numbers, base, flags["sets"] or [], given(flags))
+        table = comparing.make_rows(rows, numbers, base, config.parse_sets(flags["sets"] or []), given(flags))
         folder = flags["out_dir"] or comparing.default_folder(table)
         total = sum(experiment.train.rounds for row in table for experiment in row.experiments.values())
         with Progress(err, total, quiet=flags["quiet"]) as progress:
@@ -172,7 +184,11 @@ def compare(
         draw_comparison(runs, folder / "compare.png", title)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))
-            out.print(f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}", soft_wrap=True, highlight=False)
+            out.print(
+                f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}",
+                soft_wrap=True,
+                highlight=False,
+            )
 
 
 def parse_seeds(text: str, single: int | None) -> list[int]:
@@ -185,31 +201,22 @@ def parse_seeds(text: str, single: int | None) -> list[int]:
 
 
 @app.command()
+@takes("method", "tune", "model", "image_size", "patch_size", "batch", "sets", "debug")
 def cost(
-    method: Flags.__annotations__["method"] = "fedavg",  # type: ignore[valid-type]
-    tune: Flags.__annotations__["tune"] = "full",  # type: ignore[valid-type]
-    model: Flags.__annotations__["model"] = "vit_micro",  # type: ignore[valid-type]
+    *,
     classes: Annotated[int, typer.Option(help="Number of classes.", min=1)] = 10,
-    image_size: Flags.__annotations__["image_size"] = None,  # type: ignore[valid-type]
-    patch_size: Flags.__annotations__["patch_size"] = None,  # type: ignore[valid-type]
-    batch: Flags.__annotations__["batch"] = None,  # type: ignore[valid-type]
     as_json: Annotated[bool, typer.Option("--json", help="Exact integers as JSON.")] = False,
-    sets: Common.__annotations__["sets"] = None,  # type: ignore[valid-type]
-    debug: Common.__annotations__["debug"] = False,  # type: ignore[valid-type]
+    **flags: Any,
 ) -> None:
     """What a method sends, computes and keeps; trains nothing."""
-    with clear_errors(debug):
+    with clear_errors(flags["debug"]):
         import json
 
         from fedvit import config
         from fedvit.cost import cost as costs
         from fedvit.report.tables import cost_table
 
-        flags = {
-            "method": method, "tune": tune, "model": model,
-            "image_size": image_size, "patch_size": patch_size, "batch": batch,
-        }  # fmt: skip
-        experiment = config.load(None, sets or [], flags)
+        experiment = config.load(None, config.parse_sets(flags["sets"] or []), given(flags))
         result = costs(experiment, classes)
         if as_json:
             sys.stdout.write(json.dumps(result) + "\n")

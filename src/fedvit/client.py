@@ -16,6 +16,7 @@ from fedvit.models.classifier import InputSettings
 from fedvit.roles import Roles
 from fedvit.tree import Tree
 
+CPU = torch.device("cpu")
 Memory = dict[str, Tree | float]  # named trees and numbers that never leave the client
 Predictor = Callable[[Tensor], Tensor]  # images to logits
 
@@ -32,7 +33,7 @@ class LocalSettings:
     batch: int = 32
     augment: Augment = "none"
     precision: Literal["fp32", "bf16"] = "fp32"
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     seed: int = 0
 
     def autocast(self) -> AbstractContextManager[object]:

@@ -12,8 +12,8 @@ import numpy as np
 from fedvit import config, results
 from fedvit.errors import UserError
 from fedvit.experiment import LocalBaseline, Run
-from fedvit.running import start_or_resume
 from fedvit.rounds import Round
+from fedvit.running import start_or_resume
 from fedvit.settings import Experiment
 
 LOCAL = "local"
@@ -28,7 +28,11 @@ class Row:
 
 
 def make_rows(
-    rows: Sequence[str], seeds: Sequence[int], base: Path | None, sets: Sequence[str], flags: Mapping[str, Any]
+    rows: Sequence[str],
+    seeds: Sequence[int],
+    base: Path | None,
+    sets: Mapping[str, Any],
+    flags: Mapping[str, Any],
 ) -> list[Row]:
     """METHOD[+TUNE] or experiment files, Local first if it was not asked for."""
     wanted = list(dict.fromkeys(rows if LOCAL in rows else [LOCAL, *rows]))
@@ -61,7 +65,7 @@ def label_of(row: str) -> str:
     return Path(row).stem if row.endswith(".toml") else row.removesuffix("+full")
 
 
-def one(row: str, seed: int, base: Path | None, sets: Sequence[str], flags: Mapping[str, Any]) -> Experiment:
+def one(row: str, seed: int, base: Path | None, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Experiment:
     """The experiment of one row and seed. Options of other rows' methods are left out here."""
     if row.endswith(".toml"):
         tables = config.read(base) if base else {}
@@ -72,13 +76,12 @@ def one(row: str, seed: int, base: Path | None, sets: Sequence[str], flags: Mapp
         tables, file = (config.read(base) if base else {}), None
         names = {"method": method, "tune": tune or flags.get("tune") or "full"}
     given = {**flags, **names, "seed": seed}
-    mine = [item for item in sets if concerns(item, given, file)]
+    mine = {path: value for path, value in sets.items() if concerns(path, given, file)}
     return config.load(file, mine, given, base=tables)
 
 
-def concerns(item: str, flags: Mapping[str, Any], file: Path | None) -> bool:
+def concerns(path: str, flags: Mapping[str, Any], file: Path | None) -> bool:
     """Whether a `--set` can apply to this row: a method's option goes to the rows whose method has it."""
-    path = item.partition("=")[0].strip()
     table, _, key = path.rpartition(".")
     named = config.read(file) if file else {}
     method = flags.get("method") or named.get("method", {}).get("name", "fedavg")
@@ -89,15 +92,14 @@ def concerns(item: str, flags: Mapping[str, Any], file: Path | None) -> bool:
     return bool(table) or any(key in names for names in keys.values())
 
 
-def check_sets_are_used(rows: Iterable[Row], sets: Sequence[str]) -> None:
+def check_sets_are_used(rows: Iterable[Row], sets: Mapping[str, Any]) -> None:
     """A `--set` that no row takes is a mistake."""
     experiments = [next(iter(row.experiments.values())) for row in rows]
-    for item in sets:
-        path = item.partition("=")[0].strip()
+    for path in sets:
         key = path.rpartition(".")[2]
         tables = [config.keys_of_tables(str(e.method["name"]), str(e.tune["name"])) for e in experiments]
         if not any(key in names for table in tables for names in table.values()):
-            raise UserError(f"--set {item}: no row has the key {path!r}")
+            raise UserError(f"--set {path}: no row has this key")
 
 
 def default_folder(rows: Sequence[Row]) -> Path:

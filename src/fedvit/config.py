@@ -54,14 +54,19 @@ def read(path: Path) -> Tables:
 
 
 def load(
-    file: Path | None = None, sets: Iterable[str] = (), flags: Mapping[str, Any] | None = None, base: Tables | None = None
+    file: Path | None = None,
+    sets: Mapping[str, Any] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    base: Tables | None = None,
 ) -> Experiment:
     """The resolved experiment of these layers; `base` lies under the file."""
-    layers = [base or {}, read(file) if file else {}]
-    named = flag_tables(flags or {})
-    names = stacked([*layers, dict_of_sets(s for s in sets if s.split("=")[0] in ("method.name", "tune.name")), named])
-    method, tune = (names.get(table, {}).get("name", default) for table, default in (("method", "fedavg"), ("tune", "full")))
-    return resolve(stacked([*layers, dict_of_sets(sets, str(method), str(tune)), named]))
+    sets = sets or {}
+    lower = [base or {}, read(file) if file else {}]
+    upper = flag_tables(flags or {})
+    names: Tables = {kind: {"name": sets[f"{kind}.name"]} for kind in ("method", "tune") if f"{kind}.name" in sets}
+    chosen = stacked([{"method": {"name": "fedavg"}, "tune": {"name": "full"}}, *lower, names, upper])
+    method, tune = (str(chosen[kind]["name"]) for kind in ("method", "tune"))
+    return resolve(stacked([*lower, set_tables(sets, method, tune), upper]))
 
 
 def flag_tables(flags: Mapping[str, Any]) -> Tables:
@@ -86,15 +91,23 @@ def stacked(layers: Iterable[Tables]) -> Tables:
     return result
 
 
-def dict_of_sets(sets: Iterable[str], method: str = "fedavg", tune: str = "full") -> Tables:
-    """`table.key=value` or `key=value` items as tables."""
-    tables: Tables = {}
-    for item in sets:
+def parse_sets(items: Iterable[str]) -> dict[str, Any]:
+    """`table.key=value` or `key=value` items by their path."""
+    sets = {}
+    for item in items:
         path, equals, text = item.partition("=")
         if not equals:
             raise UserError(f"--set expects table.key=value, found {item!r}")
-        table, key = locate(path.strip(), method, tune)
-        tables.setdefault(table, {})[key] = value_of(text.strip())
+        sets[path.strip()] = value_of(text.strip())
+    return sets
+
+
+def set_tables(sets: Mapping[str, Any], method: str, tune: str) -> Tables:
+    """Settings by path as tables; which keys there are depends on method and tune."""
+    tables: Tables = {"method": {"name": method}, "tune": {"name": tune}}  # so that the options stay with their owner
+    for path, value in sets.items():
+        table, key = locate(path, method, tune)
+        tables.setdefault(table, {})[key] = value
     return tables
 
 
@@ -166,7 +179,9 @@ def is_groups(name: str) -> bool:
     return "," in name or parts[0] in (*GROUPS, *KINDS) or parts[0].startswith("blocks.")
 
 
-def options(kind: str, known: Mapping[str, Callable[..., Any]], table: Mapping[str, Any], default: str) -> dict[str, Any]:
+def options(
+    kind: str, known: Mapping[str, Callable[..., Any]], table: Mapping[str, Any], default: str
+) -> dict[str, Any]:
     """A method's or tune's table against the arguments of its function, defaults filled in."""
     name = table.get("name", default)
     if name not in known:
@@ -177,7 +192,7 @@ def options(kind: str, known: Mapping[str, Callable[..., Any]], table: Mapping[s
     result: dict[str, Any] = {"name": name}
     for key, parameter in parameters.items():
         try:
-            value = table[key] if key in table else parameter.default
+            value = table.get(key, parameter.default)
             result[key] = TypeAdapter(parameter.annotation).validate_python(value)
         except ValidationError as problem:
             raise UserError(f"{kind}.{key}: {problem.errors()[0]['msg']}, found {table[key]!r}") from problem
@@ -204,29 +219,39 @@ def with_defaults(experiment: Experiment) -> Experiment:
     train, run, clients = experiment.train, experiment.run, experiment.partition.clients
     cohort = train.cohort if train.cohort is not None else min(clients, LARGEST_DEFAULT_COHORT)
     if cohort > clients:
-        raise UserError(f"a cohort of {cohort} cannot be sampled from {clients} clients: use --cohort {clients} or less")
+        raise UserError(
+            f"a cohort of {cohort} cannot be sampled from {clients} clients: use --cohort {clients} or less"
+        )
     every = run.eval_every
     if every is None:
         every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
+    optimizer = train.optimizer or ("adamw" if experiment.model.from_scratch else "sgd")
     method = METHODS[experiment.method["name"]]
     plan = method(**{k: v for k, v in experiment.method.items() if k != "name"})
     weighting = train.weighting or plan.weighting
     return experiment.model_copy(
         update={
             "train": train.model_copy(
-                update={"cohort": cohort, "lr": train.lr or default_lr(experiment), "weighting": weighting}
+                update={
+                    "cohort": cohort,
+                    "optimizer": optimizer,
+                    "lr": train.lr or default_lr(experiment, optimizer),
+                    "weighting": weighting,
+                }
             ),
             "run": run.model_copy(update={"eval_every": every}),
         }
     )
 
 
-def default_lr(experiment: Experiment) -> float:
-    """The tune's published rate."""
+def default_lr(experiment: Experiment, optimizer: str) -> float:
+    """The tune's published rate. Those are rates of SGD; Adam and AdamW take a tenth."""
     name = experiment.tune["name"]
     if name == "full" and experiment.model.from_scratch:
-        return SCRATCH_LR
-    return TUNES[name]().lr if name in TUNES else layer_groups(name).lr
+        rate = SCRATCH_LR
+    else:
+        rate = (TUNES[name]() if name in TUNES else layer_groups(name)).lr
+    return rate if optimizer == "sgd" else rate / 10
 
 
 def to_tables(experiment: Experiment) -> Tables:

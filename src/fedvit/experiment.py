@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -180,7 +181,8 @@ def write_clients(
     if experiment.method["name"] == "local":
         alone = {name: score["personal_accuracy"] for name, score in done.scores.items()}
     parts = worker.split.clients
-    classes = {name: len(worker.labels[torch.from_numpy(part.train)].unique()) for name, part in parts.items()}
+    labels = worker.labels.numpy()
+    classes = {name: len(np.unique(labels[part.train])) for name, part in parts.items()}
     trained = results.rounds_trained(rows, parts)
     results.write_clients(folder / "clients.csv", worker.split, classes, done.scores, trained, alone)
 

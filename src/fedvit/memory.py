@@ -1,5 +1,6 @@
 """How much memory there is and how much was used; Linux tells most, other systems what they can."""
 
+import contextlib
 import os
 import resource
 import sys
@@ -10,10 +11,8 @@ STATUS = Path("/proc/self/status")
 
 def reset_peak_rss() -> None:
     """Start a new measurement, where the system lets us: several runs may share a process."""
-    try:
+    with contextlib.suppress(OSError):  # the peak is then that of the whole process so far
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass  # the peak is then that of the whole process so far
 
 
 def peak_rss_mb() -> float:

@@ -39,9 +39,7 @@ def state_names(model: nn.Module) -> list[str]:
     """Parameters and float buffers, in model order. Integer buffers are never sent or averaged."""
     parameters = [name for name, _ in model.named_parameters()]
     persistent = model.state_dict(keep_vars=True)
-    buffers = [
-        name for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in persistent
-    ]
+    buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in persistent]
     return parameters + buffers
 
 

@@ -54,7 +54,7 @@ def federate(
         last = number == train.rounds
         if last or (run.eval_every and number % run.eval_every == 0):
             with ledger.phase("evaluate"):
-                tested = {name: server for name in clients}
+                tested = dict.fromkeys(clients, server)
                 if run.evaluate == "in_round":
                     tested = {name: replace(before, shared=kept.get(name, before.shared)) for name in clients}
                 scores = evaluate(plan, tested, transport, number, ledger)
@@ -164,7 +164,12 @@ def view_names(scores: Scores) -> list[str]:
 def server_view(score: Mapping[str, float]) -> dict[str, float | None]:
     """One model on one test set: there are no clients to take a deviation over."""
     spread = dict.fromkeys(("std", "worst_decile", "best_decile"))
-    return {"mean": score["accuracy"], "micro": score["accuracy"], **spread, **{m: score[m] for m in METRICS[1:]}}
+    return {
+        "mean": score["accuracy"],
+        "micro": score["accuracy"],
+        **spread,
+        **{m: score[m] for m in METRICS[1:]},
+    }
 
 
 def summarize(scores: Scores, test_samples: Mapping[str, int]) -> dict[str, dict[str, float | None]]:

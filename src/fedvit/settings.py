@@ -54,13 +54,13 @@ class ModelSettings(Table):
 class TrainSettings(Table):
     """How it is trained."""
 
-    rounds: Count = 25
+    rounds: Count = 20
     cohort: Count | None = None  # default: all clients, at most 8
     epochs: Count = 2
-    batch: Count = 16
-    lr: Positive | None = None  # default: the tune's published rate
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    momentum: Share = 0.9
+    batch: Count = 32
+    lr: Positive | None = None  # default: the tune's published rate for SGD, a tenth of it for Adam and AdamW
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None  # default: adamw from scratch, sgd on pre-trained weights
+    momentum: Share = 0.0
     weight_decay: NotNegative = 0.0
     schedule: Literal["constant", "cosine", "step", "exp"] = "constant"
     decay: Annotated[float, Field(gt=0, le=1)] | None = None  # factor of step (0.1) and exp (0.99 a round)

@@ -49,7 +49,7 @@ def descend(
                 with settings.autocast():
                     loss = F.cross_entropy(module(x).float(), y)
                 optimizer.zero_grad(set_to_none=True)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 loss_sum += loss.detach() * len(y)
                 seen += len(y)
@@ -62,13 +62,18 @@ def descend(
 
 def make_optimizer(settings: LocalSettings, parameters: list[nn.Parameter]) -> Optimizer:
     """A fresh optimiser: no state lives longer than one call of `descend`."""
+    lr, decay = settings.lr, settings.weight_decay
+    fused = settings.device.type in (
+        "cpu",
+        "cuda",
+    )  # one kernel for all tensors: a small model is mostly overhead
     match settings.optimizer:
         case "sgd":
-            return SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+            return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay, fused=fused)
         case "adam":
-            return Adam(parameters, settings.lr, weight_decay=settings.weight_decay)
+            return Adam(parameters, lr, weight_decay=decay, fused=fused)
         case "adamw":
-            return AdamW(parameters, settings.lr, weight_decay=settings.weight_decay)
+            return AdamW(parameters, lr, weight_decay=decay, fused=fused)
 
 
 def load_(live: Mapping[str, Tensor], tree: Tree) -> None:

@@ -36,9 +36,7 @@ def bias() -> Tune:
     return Tune("bias", biases, 1e-2)
 
 
-def adapter(
-    width: int | None = None, per_layer: bool = False, activation: Literal["gelu", "tanh"] = "gelu"
-) -> Tune:
+def adapter(width: int | None = None, per_layer: bool = False, activation: Literal["gelu", "tanh"] = "gelu") -> Tune:
     """One adapter for all blocks, or one per block (FedPEFT-Adapter)."""
     return Tune("adapter", group("adapter"), 5e-3, (Adapter(width, activation, per_layer),))
 

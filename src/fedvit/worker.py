@@ -128,6 +128,7 @@ class Worker:
         """This client in this round."""
         net, train, run = self.net, self.experiment.train, self.experiment.run
         assert train.lr is not None
+        assert train.optimizer is not None
         settings = LocalSettings(
             lr=train.lr * rate_factor(train, round_),
             optimizer=train.optimizer,

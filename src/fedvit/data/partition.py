@@ -102,9 +102,7 @@ def iid(dataset: Dataset, settings: PartitionSettings, least: int, generator: Ge
     if dataset.official_test is not None:
         train, test = official(dataset, generator)
         shares = [generator.permutation(part) for part in (train, test)]
-        return train_only(
-            [np.array_split(part, settings.clients) for part in shares], test
-        )
+        return train_only([np.array_split(part, settings.clients) for part in shares], test)
     return pooled(np.array_split(generator.permutation(len(dataset)), settings.clients), generator)
 
 
@@ -207,8 +205,8 @@ def dirichlet_counts(
         if counts.sum(axis=0).min() >= least:
             return counts
     raise UserError(
-        f"no split of {len(labels)} images over {settings.clients} clients with alpha {settings.alpha} gave every client "
-        f"{least} images in {MAX_REDRAWS:,} draws; {possible(sizes, settings, least, generator)}"
+        f"no split of {len(labels)} images over {settings.clients} clients with alpha {settings.alpha} gave "
+        f"every client {least} images in {MAX_REDRAWS:,} draws; {possible(sizes, settings, least, generator)}"
     )
 
 

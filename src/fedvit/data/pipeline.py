@@ -53,7 +53,7 @@ def batches(
     generator: torch.Generator | None = None,
 ) -> Iterator[Batch]:
     """The images of `order` in batches; the last one may be smaller."""
-    for chosen in order.split(size):
+    for chosen in torch.split(order, size):
         images, labels = data.images[chosen], data.labels[chosen]
         if augment == "crop":
             images = crop(images, generator)

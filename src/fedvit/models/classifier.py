@@ -11,7 +11,7 @@ import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from timm.layers import LayerScale
+from timm.layers.layer_scale import LayerScale
 from torch import Tensor, nn
 
 from fedvit import randomness
@@ -54,14 +54,16 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
         if settings.weights is not None or settings.pretrained:
             raise UserError("vit_micro has no pre-trained weights: choose a timm model, such as vit_tiny_patch16_224")
         return checked_create(
-            lambda: timm.models.vision_transformer.VisionTransformer(**(MICRO | sizes), num_classes=classes), settings
+            lambda: timm.models.vision_transformer.VisionTransformer(**(MICRO | sizes), num_classes=classes),
+            settings,
         )
     if not timm.is_model(settings.name):
         known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), "vit_micro"]
         hint = nearest(settings.name, known).split(" valid:")[0]
         raise UserError(f"unknown model {settings.name!r}; {hint} any ViT of timm.list_models() will do")
     model = checked_create(
-        lambda: timm.create_model(settings.name, pretrained=settings.pretrained, num_classes=classes, **sizes), settings
+        lambda: timm.create_model(settings.name, pretrained=settings.pretrained, num_classes=classes, **sizes),
+        settings,
     )
     if settings.weights is not None:
         load_weights_(model, settings.weights)

@@ -146,7 +146,7 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True) -> No
                 )  # fmt: skip
                 qkv.register_forward_hook(partial(add_to_output, block.lora))
         case Prompt():
-            patch_area = model.patch_embed.proj.weight[0].numel()  # type: ignore[union-attr,index,operator]
+            patch_area = model.patch_embed.proj.weight[0].numel()  # type: ignore[union-attr,index]
             bound = 0.0 if plugin.init == "zero" else (6 / (patch_area + dim)) ** 0.5
             for block in blocks:
                 block.prompt = PromptTokens(plugin.tokens, dim, bound, plugin.dropout)

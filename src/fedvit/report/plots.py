@@ -7,12 +7,23 @@ import matplotlib
 import numpy as np
 
 matplotlib.use("agg")
-from matplotlib import pyplot as plt  # noqa: E402  (the backend must be chosen first)
+from matplotlib import pyplot as plt
 
-from fedvit.experiment import Run  # noqa: E402
+from fedvit.experiment import Run
 
 INK, MUTED, GRID = "#222222", "#666666", "#dddddd"
-COLORS = ("#8c8c8c", "#d1495b", "#2e86ab", "#3a7d44", "#edae49", "#7d5ba6", "#00798c", "#b56576", "#4f5d75", "#9c6644")
+COLORS = (
+    "#8c8c8c",
+    "#d1495b",
+    "#2e86ab",
+    "#3a7d44",
+    "#edae49",
+    "#7d5ba6",
+    "#00798c",
+    "#b56576",
+    "#4f5d75",
+    "#9c6644",
+)
 
 
 def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str) -> None:
@@ -26,7 +37,9 @@ def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str) -
         mean = float(np.mean([run.summary["views"]["personal"]["mean"] for run in runs]))
         left.plot([mean, mean], [number - 0.36, number + 0.36], color=color, linewidth=3)
         left.annotate(f"{mean:.1f}", (mean, number - 0.38), ha="center", va="bottom", fontsize=9, color=INK)
-        curves = [[(row["round"], row["views"]["personal"]["mean"]) for row in run.rounds if row["views"]] for run in runs]
+        curves = [
+            [(row["round"], row["views"]["personal"]["mean"]) for row in run.rounds if row["views"]] for run in runs
+        ]
         x = [point[0] for point in curves[0]]
         y = np.mean([[point[1] for point in curve[: len(x)]] for curve in curves], axis=0)
         right.plot(x, y, color=color, linewidth=2, label=label, marker="o" if len(x) == 1 else None)

@@ -15,11 +15,22 @@ def plus_minus(mean: float, std: float | None) -> str:
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
+COLUMNS = (
+    "lr",
+    "accuracy %\nover clients",
+    "over\nseeds",
+    "gain over\nLocal",
+    "clients\nhurt",
+    "MB down + up\nper client, round",
+    "seconds",
+)
+
+
 def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
     """One line a row of compare.json; the best mean is bold."""
     table = Table(title=title, title_justify="left")
     table.add_column("row")
-    for name in ("lr", "accuracy %\nover clients", "over\nseeds", "gain over\nLocal", "clients\nhurt", "MB down + up\nper client, round", "seconds"):  # fmt: skip
+    for name in COLUMNS:
         table.add_column(name, justify="right")
     best = max(entry["mean"] for entry in entries)
     for entry in entries:

@@ -1,0 +1,48 @@
+"""FedViT: one vision transformer over data that cannot leave its owners, and a model of its own for every owner.
+
+>>> run = fedvit.run(method="fedper", rounds=5, out="runs/mine")
+>>> run.summary["views"]["personal"]["mean"]
+>>> run.model("3")  # client 3's own model
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedvit.experiment import Run
+
+__version__ = "0.1.0"
+
+
+def run(
+    experiment: str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    settings: dict[str, Any] | None = None,
+    **flags: Any,
+) -> "Run":
+    """Run an experiment as `fedvit run` does; `settings` are its `--set`s, other arguments its flags."""
+    from fedvit import config, running
+    from fedvit.errors import nearest
+    from fedvit.experiment import Run
+
+    unknown = [flag for flag in flags if flag not in config.FLAGS]
+    if unknown:
+        raise TypeError(f"fedvit.run has no argument {unknown[0]!r}; {nearest(unknown[0], config.FLAGS)}")
+    file = Path(experiment) if experiment is not None else None
+    resolved = config.load(file, settings or {}, flags)
+    folder = Path(out) if out is not None else running.default_folder(resolved)
+    for _ in running.start_or_resume(resolved, folder, resume=resume):
+        pass
+    return Run(folder)
+
+
+def load_run(folder: str | Path) -> "Run":
+    """A run from its folder."""
+    from fedvit.errors import UserError
+    from fedvit.experiment import Run
+
+    if not (Path(folder) / "run.toml").is_file():
+        raise UserError(f"{folder} is not a run: expected a folder with run.toml in it")
+    return Run(Path(folder))

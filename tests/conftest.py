@@ -1,0 +1,89 @@
+"""Small settings that every test shares, and a transport that remembers what crossed."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedvit import config
+from fedvit.experiment import load_data, run_rounds
+from fedvit.payload import Failure, Payload
+from fedvit.server import Server
+from fedvit.settings import Experiment
+from fedvit.store import Store
+from fedvit.transport.inprocess import InProcess
+from fedvit.worker import Worker, make_net
+
+TINY = {"patch_size": 4, "rounds": 2, "epochs": 1, "cohort": 2, "clients": 12, "batch": 32}
+
+
+def tiny(label: str = "fedavg", sets: Mapping[str, Any] | None = None, **flags: Any) -> Experiment:
+    """A resolved experiment that trains in well under a second."""
+    method, _, tune = label.partition("+")
+    return config.load(None, sets, {**TINY, "method": method, "tune": tune or None, **flags})
+
+
+def finish(experiment: Experiment, folder: Path, **options: Any) -> Path:
+    """Run to the end."""
+    for _ in run_rounds(experiment, folder, **options):
+        pass
+    return folder
+
+
+class Recorder:
+    """A transport that keeps every message of the one it wraps."""
+
+    def __init__(self, inner: InProcess):
+        self.inner = inner
+        self.crossed: list[tuple[str, str, Payload]] = []
+
+    def clients(self) -> Any:
+        return self.inner.clients()
+
+    def exchange(self, task: Any, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
+        for name, answer in self.inner.exchange(task, messages):
+            self.crossed.append((task, name, messages[name]))
+            if isinstance(answer, Payload):
+                self.crossed.append((task, name, answer))
+            yield name, answer
+
+    def commit(self, round_: int) -> None:
+        self.inner.commit(round_)
+
+
+class Bench:
+    """A worker, a store and a server, without files."""
+
+    def __init__(self, experiment: Experiment, folder: Path):
+        self.experiment = experiment
+        dataset, self.split = load_data(experiment)
+        self.net = make_net(experiment, dataset.classes, torch.device("cpu"))
+        self.worker = Worker(experiment, self.net, dataset, self.split, torch.device("cpu"))
+        self.store = Store(folder / "checkpoint", in_ram=True)
+        self.transport = InProcess(self.worker, self.store)
+        self.server = Server(0, self.net.shared, self.net.plan.start(self.net.shared))
+        self.test_samples = {name: len(part.test) for name, part in self.split.clients.items()}
+
+
+def same_trees(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_and_no_surprises(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    for name in list(os.environ):
+        if name.startswith("FEDVIT_") and name != "FEDVIT_DATA":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of real images and weights, where there is one."""
+    folder = os.environ.get("FEDVIT_DATA")
+    if not folder or not Path(folder).is_dir():
+        pytest.skip("needs real images and weights: set FEDVIT_DATA to their folder")
+    return Path(folder)

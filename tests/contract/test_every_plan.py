@@ -1,0 +1,115 @@
+"""What must hold for every method under every tune."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvit import tree
+from fedvit.client import Memory
+from fedvit.cost import cost
+from fedvit.errors import UserError
+from fedvit.experiment import Run
+from fedvit.methods import METHODS
+from fedvit.models.classifier import state
+from fedvit.rounds import evaluate, federate
+from fedvit.ledger import Ledger
+from fedvit.tunes import TUNES
+from tests.conftest import Bench, Recorder, finish, same_trees, tiny
+
+IMPOSSIBLE = {"fedbabu+head"}  # the method freezes the head, the tune everything else
+PAIRS = [f"{method}+{tune}" for method in METHODS for tune in [*TUNES, "norm,blocks.1"]]
+
+
+@pytest.mark.parametrize("label", [pair for pair in PAIRS if pair not in IMPOSSIBLE])
+def test_a_plan_keeps_its_promises(label: str, tmp_path: Path) -> None:
+    bench = Bench(tiny(label), tmp_path)
+    net, recorder = bench.net, Recorder(bench.transport)
+    whole = bench.worker.evaluate_server if net.one_global_model else None
+    done = list(federate(net.plan, bench.server, recorder, bench.experiment, whole, bench.test_samples))
+    last = done[-1]
+
+    frozen_now = tree.pick(state(net.module), net.roles.frozen)
+    assert same_trees(frozen_now, net.frozen), "a frozen weight moved"
+
+    sampled = {name for d in done for name in d.row["cohort"]}
+    assert set(bench.store.versions) <= sampled, "a client that was not sampled has a memory"
+    personal = [value for name in sampled for value in personal_tensors(bench.store.get(name))]
+    assert bool(personal) == bool(net.roles.personal)
+    for _, _, payload in recorder.crossed:
+        for group in payload.trees.values():
+            assert not set(group) & set(net.roles.personal), "a personal name crossed"
+            for tensor in group.values():
+                assert not any(same_values(tensor, own) for own in personal), "a personal value crossed"
+
+    declared = cost(bench.experiment, 10)
+    for name in sampled:
+        assert memory_nbytes(bench.store.get(name)) <= declared["memory_nbytes"]
+    trained = [payload for task, _, payload in recorder.crossed if task == "train"]
+    down, up = trained[0::2], trained[1::2]
+    if net.plan.pooled:
+        assert last.ledger.down == [] and last.ledger.up == []
+    else:
+        assert [p.nbytes for p in down] == [n for d in done for n in d.ledger.down]
+        assert [p.nbytes for p in up] == [n for d in done for n in d.ledger.up]
+        assert declared["nbytes"] == {"down": last.row["nbytes_down"], "up": last.row["nbytes_up"]}
+        assert last.row["nbytes_up"] == tree.nbytes(net.shared)
+
+    everybody = {name: last.server for name in bench.split.clients}
+    before = {name: bench.store.get(name) for name in sampled}
+    again = evaluate(net.plan, everybody, bench.transport, last.row["round"], Ledger())
+    assert again == last.scores, "evaluation does not repeat"
+    assert set(again) == set(bench.split.clients), "a client was not evaluated"
+    for name, memory in before.items():
+        for key, value in bench.store.get(name).items():
+            assert isinstance(value, dict)
+            assert same_trees(value, memory[key]), "evaluation changed a memory"
+    assert same_trees(tree.pick(state(net.module), net.roles.frozen), net.frozen), "evaluation moved a frozen weight"
+
+
+def personal_tensors(memory: Memory) -> list[torch.Tensor]:
+    own = memory.get("personal", {})
+    assert isinstance(own, dict)
+    return list(own.values())
+
+
+def memory_nbytes(memory: Memory) -> int:
+    return sum(tree.nbytes(value) for value in memory.values() if isinstance(value, dict))
+
+
+def same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and bool((a != a.flatten()[0]).any()) and torch.equal(a, b)
+
+
+@pytest.mark.parametrize("label", sorted(IMPOSSIBLE))
+def test_a_pair_that_trains_nothing_is_refused(label: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="trains nothing"):
+        Bench(tiny(label), tmp_path)
+
+
+@pytest.mark.parametrize("label", [*METHODS, "fedper+bias", "fedperfix+bias", "fedbn+bias", "prompts+prompt", "fedrep+lora"])
+def test_interrupted_and_resumed_equals_uninterrupted(label: str, tmp_path: Path) -> None:
+    experiment = tiny(label, rounds=3, cohort=3)
+    whole = finish(experiment, tmp_path / "whole")
+    from fedvit.experiment import run_rounds
+
+    steps = run_rounds(experiment, tmp_path / "parts")
+    next(steps)
+    next(steps)
+    steps.close()
+    parts = finish(experiment, tmp_path / "parts", resume=True)
+    for name in ("rounds.jsonl", "clients.csv", "split.json", "run.toml"):
+        assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
+    assert weights(whole) == weights(parts)
+    assert comparable(Run(whole)) == comparable(Run(parts))
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    newest = max((folder / "checkpoint").glob("server-*.safetensors"))
+    clients = sorted((folder / "checkpoint" / "clients").glob("*.safetensors"))
+    latest = {path.name.rpartition("-")[0]: path for path in clients}  # sorted, so the newest version wins
+    return {path.name: path.read_bytes() for path in [newest, *latest.values()]}
+
+
+def comparable(run: Run) -> dict[str, object]:
+    return {key: value for key, value in run.summary.items() if key not in ("seconds", "peak_rss_mb")}

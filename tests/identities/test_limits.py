@@ -1,0 +1,182 @@
+"""Limits in which one thing must equal another, to the bit where it says so."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvit import tree
+from fedvit.experiment import Run, load_data
+from fedvit.models.classifier import ModelSettings, build
+from fedvit.models.plugins import Lora, Prefix, Prompt
+from fedvit.plan import client_round
+from fedvit.payload import Payload
+from fedvit.store import Store
+from fedvit.checkpoint import load_checkpoint
+from fedvit.training import descend
+from tests.conftest import Bench, finish, same_trees, tiny
+
+IMAGES = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+MICRO = ModelSettings()
+
+
+def logits(*plugins: object) -> torch.Tensor:
+    model = build(MICRO, 10, plugins, seed=3).eval()  # type: ignore[arg-type]
+    with torch.no_grad():
+        return model(IMAGES)
+
+
+@pytest.mark.parametrize(
+    "plugin",
+    [
+        Prefix(s=0.0),
+        Prefix(s=0.0, bottleneck=None, init="random"),
+        Prefix(init="zero"),
+        Prefix(bottleneck=None, init="zero"),
+        Lora(),
+    ],
+    ids=str,
+)
+def test_a_plugin_that_adds_nothing_is_the_plain_vit(plugin: object) -> None:
+    assert torch.equal(logits(plugin), logits())
+
+
+def test_plugins_leave_the_backbone_as_it_was_drawn() -> None:
+    plain, plugged = build(MICRO, 10, (), 3), build(MICRO, 10, (Prefix(), Prompt()), 3)
+    assert same_trees(dict(plain.named_parameters()), tree.pick(dict(plugged.named_parameters()), dict(plain.named_parameters())))
+
+
+def test_prompts_are_dropped_after_every_block() -> None:
+    model = build(MICRO, 10, (Prompt(tokens=7),), 0).eval()
+    seen = []
+    for block in model.blocks:
+        block.attn.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
+    features = model.forward_features(IMAGES)
+    assert seen == [17 + 7] * 4
+    assert features.shape[1] == 17
+
+
+def test_the_mean_of_equal_trees_is_that_tree_to_the_bit() -> None:
+    one = {"w": torch.randn(1000), "b": torch.randn(3) * 1e-6}
+    assert same_trees(tree.mean([(3.0, one), (7.0, one), (13.0, one)]), one)
+
+
+def test_the_mean_weighs_by_samples() -> None:
+    a, b = {"w": torch.tensor([0.0])}, {"w": torch.tensor([4.0])}
+    assert tree.mean([(1, a), (3, b)])["w"].item() == 3.0
+
+
+def test_local_training_is_a_bare_pytorch_loop(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedavg", {"optimizer": "sgd", "momentum": 0.5}, lr=0.05), tmp_path)
+    client = bench.worker.client("3", 1, {})
+    batches = list(client.batches(1, "train"))
+    end = descend(client, bench.net.initial)
+
+    torch.manual_seed(0)
+    model = build(bench.experiment.model, 10, (), bench.experiment.run.seed)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5, fused=True)
+    for x, y in batches:
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert same_trees(end, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def test_one_round_of_fedavg_is_the_weighted_mean_of_its_clients(tmp_path: Path) -> None:
+    bench = Bench(tiny(rounds=1), tmp_path)
+    from fedvit.rounds import federate
+
+    done = next(federate(bench.net.plan, bench.server, bench.transport, bench.experiment, None, bench.test_samples))
+    down = Payload({"shared": bench.server.shared})
+    ends, sizes = [], []
+    for name in done.row["cohort"]:
+        client = bench.worker.client(name, 1, {})
+        ends.append(client_round(bench.net.plan, client, down).trees["shared"])
+        sizes.append(len(bench.split.clients[name].train))
+    for name, tensor in done.server.shared.items():
+        expected = sum(n * end[name].double() for n, end in zip(sizes, ends, strict=True)) / sum(sizes)
+        assert torch.equal(tensor, expected.float())
+
+
+def final_weights(folder: Path, client: str) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in Run(folder).model(client).named_parameters()}
+
+
+def test_fedper_under_head_tuning_is_local_head_tuning(tmp_path: Path) -> None:
+    a, b = (finish(tiny(label), tmp_path / label) for label in ("fedper+head", "local+head"))
+    assert Run(a).summary["views"] == Run(b).summary["views"]
+    assert same_trees(final_weights(a, "1"), final_weights(b, "1"))
+
+
+def test_custom_head_is_fedper(tmp_path: Path) -> None:
+    a, b = finish(tiny("custom"), tmp_path / "a"), finish(tiny("fedper"), tmp_path / "b")
+    assert (a / "clients.csv").read_bytes() == (b / "clients.csv").read_bytes()
+
+
+def test_fedbn_without_trained_norms_is_fedavg(tmp_path: Path) -> None:
+    a, b = finish(tiny("fedbn+head"), tmp_path / "a"), finish(tiny("fedavg+head"), tmp_path / "b")
+    assert (a / "clients.csv").read_bytes() == (b / "clients.csv").read_bytes()
+
+
+def test_fedavg_ft_serves_fedavgs_model(tmp_path: Path) -> None:
+    a, b = finish(tiny("fedavg_ft"), tmp_path / "a"), finish(tiny("fedavg"), tmp_path / "b")
+    assert Run(a).summary["views"]["server"] == Run(b).summary["views"]["server"]
+    assert Run(a).summary["views"]["personal"] != Run(b).summary["views"]["personal"]
+
+
+def test_local_on_every_round_trains_everybody(tmp_path: Path) -> None:
+    run = Run(finish(tiny("local", {"method.schedule": "every_round"}), tmp_path))
+    assert [client["rounds_trained"] for client in run.clients] == [2] * 12
+    assert run.summary["gain_over_local"] == {"mean": 0.0, "hurt": 0, "schedule": "every_round"}
+
+
+def test_centralized_is_one_client_with_all_images(tmp_path: Path) -> None:
+    experiment = tiny("centralized", rounds=1)
+    folder = finish(experiment, tmp_path)
+    _, split = load_data(experiment)
+    assert Run(folder).rounds[0]["cohort"] == ["pooled"]
+    bench = Bench(experiment, tmp_path / "bench")
+    assert len(bench.worker.part("pooled").train) == sum(len(part.train) for part in split.clients.values())
+    end = descend(bench.worker.client("pooled", 1, {}), bench.net.initial)
+    saved = load_checkpoint(folder / "checkpoint", Store(folder / "checkpoint", in_ram=True), clean=False)
+    assert saved is not None
+    assert same_trees(saved.shared, end)
+
+
+def test_fedrep_moves_the_head_first_and_only_then_the_body(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedrep", {"body_epochs": 0}), tmp_path)
+    client = bench.worker.client("0", 1, {})
+    end = bench.net.plan.local(client, bench.net.initial)
+    body = bench.net.roles.shared
+    assert same_trees(tree.pick(end, body), tree.pick(bench.net.initial, body))
+    assert not same_trees(tree.pick(end, bench.net.roles.personal), tree.pick(bench.net.initial, bench.net.roles.personal))
+
+
+def test_fedbabu_forgets_its_finetuned_head(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedbabu"), tmp_path)
+    client = bench.worker.client("0", 1, {})
+    x = next(iter(client.batches(1, "look")))[0]
+    down = Payload({"shared": bench.server.shared})
+    tuned = bench.net.plan.views(client, down)["personal"](x)
+    plain = client.net(bench.server.shared)(x)
+    assert not torch.equal(tuned, plain)
+    whole = Bench(tiny("fedbabu", {"finetune": "all", "steps": 3}), tmp_path)
+    other = whole.net.plan.views(whole.worker.client("0", 1, {}), down)["personal"](x)
+    assert not torch.equal(tuned, other)
+
+
+def test_testing_inside_the_round_uses_each_clients_own_weights(tmp_path: Path) -> None:
+    after = Run(finish(tiny("fedavg", rounds=1), tmp_path / "after"))
+    inside = Run(finish(tiny("fedavg", {"evaluate": "in_round"}, rounds=1), tmp_path / "inside"))
+    bench = Bench(tiny("fedavg", rounds=1), tmp_path / "bench")
+    cohort = inside.rounds[0]["cohort"]
+    for row in inside.clients:
+        shared = bench.server.shared  # clients that were not sampled are tested with the incoming weights
+        if row["client"] in cohort:
+            client = bench.worker.client(row["client"], 1, {})
+            shared = client_round(bench.net.plan, client, Payload({"shared": shared})).trees["shared"]
+        down = Payload({"shared": shared}, {"round": 1})
+        expected = bench.worker.evaluate(row["client"], down, {}).scalars["personal_loss"]
+        assert row["personal_loss"] == expected
+    assert after.clients != inside.clients

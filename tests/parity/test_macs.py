@@ -1,0 +1,45 @@
+"""Multiply-adds against the formula written by hand."""
+
+import torch
+
+from fedvit.models.classifier import ModelSettings, build, macs_per_example
+from fedvit.models.plugins import Prefix
+
+
+def by_hand(depth: int, tokens: int, dim: int, patch: int, classes: int) -> int:
+    linear = depth * tokens * 12 * dim**2
+    attention = 2 * depth * tokens**2 * dim
+    return linear + attention + (tokens - 1) * 3 * patch**2 * dim + dim * classes
+
+
+def test_macs_equal_the_formula() -> None:
+    settings = ModelSettings(name="vit_tiny_patch16_224", image_size=32, patch_size=4)
+    plain, plugged = build(settings, 10, (), 0), build(settings, 10, (Prefix(bottleneck=64),), 0)
+    expected = by_hand(12, 65, 192, 4, 10)
+    assert macs_per_example(plain, 32) == expected
+    assert macs_per_example(plugged, 32) == expected + 12 * 65 * (192 * 64 + 2 * 64 * 192)
+
+
+def test_concatenated_prefixes_are_attended_to() -> None:
+    settings = ModelSettings()
+    plain, plugged = build(settings, 10, (), 0), build(settings, 10, (Prefix(combine="concat"),), 0)
+    x = torch.randn(2, 3, 8, 8)
+    assert not torch.allclose(plain(x), plugged(x))
+    extra = macs_per_example(plugged, 8) - macs_per_example(plain, 8)
+    assert extra == 4 * (17 * (64 * 256 + 256 * 128) + 2 * 17 * 17 * 64)  # adapters, and 17 more keys for each query
+
+
+def test_concat_equals_attention_written_out() -> None:
+    model = build(ModelSettings(), 10, (Prefix(combine="concat"),), 0).eval()
+    block = model.blocks[0]
+    x = torch.randn(2, 17, 64)
+    heads, width = 4, 16
+    q, k, v = block.attn.qkv(x).split(64, dim=-1)
+    pk, pv = block.prefix(x).split(64, dim=-1)
+    keys, values = torch.cat([pk, k], 1), torch.cat([pv, v], 1)
+    out = []
+    for h in range(heads):
+        part = slice(h * width, (h + 1) * width)
+        weights = (q[..., part] @ keys[..., part].transpose(1, 2) / width**0.5).softmax(-1)
+        out.append(weights @ values[..., part])
+    assert torch.allclose(block.attn(x), block.attn.proj(torch.cat(out, -1)), atol=1e-5)
