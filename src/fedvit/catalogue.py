@@ -7,6 +7,7 @@ from typing import Any, Literal
 from rich.table import Table
 
 from fedvit.methods import METHODS
+from fedvit.report.tables import plain_table
 from fedvit.tunes import TUNES
 
 
@@ -25,8 +26,8 @@ def catalogue_tables() -> list[Table]:
     """Methods and tunes for the terminal."""
     tables = []
     for kind in ("methods", "tunes"):
-        table = Table(title=kind, title_justify="left")
-        table.add_column(kind.removesuffix("s"))
+        table = plain_table(kind)
+        table.add_column(kind.removesuffix("s"), no_wrap=True)
         table.add_column("what it does")
         table.add_column("options (--set)")
         for entry in catalogue(kind):

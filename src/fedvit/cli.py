@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console()
+out = Console(width=None if sys.stdout.isatty() else 120)  # nothing is cut in a file or a pipe
 err = Console(stderr=True)
 
 

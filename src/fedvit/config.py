@@ -245,13 +245,13 @@ def with_defaults(experiment: Experiment) -> Experiment:
 
 
 def default_lr(experiment: Experiment, optimizer: str) -> float:
-    """The tune's published rate. Those are rates of SGD; Adam and AdamW take a tenth."""
+    """The tune's published rate. Those are rates of SGD; Adam and AdamW take a fifth."""
     name = experiment.tune["name"]
     if name == "full" and experiment.model.from_scratch:
         rate = SCRATCH_LR
     else:
         rate = (TUNES[name]() if name in TUNES else layer_groups(name)).lr
-    return rate if optimizer == "sgd" else rate / 10
+    return rate if optimizer == "sgd" else rate / 5
 
 
 def to_tables(experiment: Experiment) -> Tables:

@@ -1,5 +1,6 @@
 """The tables of an experiment: names, defaults and limits. Reading and resolving them is `config`'s work."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,13 +26,25 @@ class DataSettings(Table):
     samples: Count | None = None  # keep so many images for training, the same number of every class
     val: Share = 0.0  # share of each client's training images held out for choosing things
 
+    @property
+    def folder(self) -> Path | None:
+        """The folder of data and weights."""
+        return self.dir or (Path(os.environ["FEDVIT_DATA"]) if os.environ.get("FEDVIT_DATA") else None)
+
+    def find(self, path: Path) -> Path:
+        """A file as named, or of that name in the data folder."""
+        if self.folder is None or path.is_absolute() or path.exists():
+            return path
+        inside = self.folder / path
+        return inside if inside.exists() else path
+
 
 class PartitionSettings(Table):
     """How the images are divided over clients."""
 
     name: str = "dirichlet"
-    clients: Count = 12
-    alpha: Positive = 0.1
+    clients: Count = 24
+    alpha: Positive = 0.3
     classes: Count = 2  # pathological: classes per client
     level: Annotated[float, Field(ge=0, le=100)] = 80.0  # dh: percent of heterogeneity
     min_samples: Count | None = None  # default: min(batch / 0.25, images / clients / 2)
@@ -54,11 +67,11 @@ class ModelSettings(Table):
 class TrainSettings(Table):
     """How it is trained."""
 
-    rounds: Count = 20
+    rounds: Count = 16
     cohort: Count | None = None  # default: all clients, at most 8
     epochs: Count = 2
     batch: Count = 32
-    lr: Positive | None = None  # default: the tune's published rate for SGD, a tenth of it for Adam and AdamW
+    lr: Positive | None = None  # default: the tune's published rate for SGD, a fifth of it for Adam and AdamW
     optimizer: Literal["sgd", "adam", "adamw"] | None = None  # default: adamw from scratch, sgd on pre-trained weights
     momentum: Share = 0.0
     weight_decay: NotNegative = 0.0

@@ -92,7 +92,10 @@ class Net:
 def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     """Build the model and meet method and tune in it."""
     plan, tune = make_plan(experiment), make_tune(experiment)
-    module = build(experiment.model, classes, joined(plan.build, tune.build), experiment.run.seed)
+    model = experiment.model
+    if model.weights is not None:
+        model = model.model_copy(update={"weights": experiment.data.find(model.weights)})
+    module = build(model, classes, joined(plan.build, tune.build), experiment.run.seed)
     roles = assign(module, plan.roles, trainable_names(module, tune, plan.build))
     if not roles.trainable:
         raise UserError(

@@ -10,10 +10,10 @@ from fedvit.client import Memory
 from fedvit.cost import cost
 from fedvit.errors import UserError
 from fedvit.experiment import Run
+from fedvit.ledger import Ledger
 from fedvit.methods import METHODS
 from fedvit.models.classifier import state
 from fedvit.rounds import evaluate, federate
-from fedvit.ledger import Ledger
 from fedvit.tunes import TUNES
 from tests.conftest import Bench, Recorder, finish, same_trees, tiny
 
@@ -55,7 +55,7 @@ def test_a_plan_keeps_its_promises(label: str, tmp_path: Path) -> None:
         assert declared["nbytes"] == {"down": last.row["nbytes_down"], "up": last.row["nbytes_up"]}
         assert last.row["nbytes_up"] == tree.nbytes(net.shared)
 
-    everybody = {name: last.server for name in bench.split.clients}
+    everybody = dict.fromkeys(bench.split.clients, last.server)
     before = {name: bench.store.get(name) for name in sampled}
     again = evaluate(net.plan, everybody, bench.transport, last.row["round"], Ledger())
     assert again == last.scores, "evaluation does not repeat"
@@ -87,7 +87,9 @@ def test_a_pair_that_trains_nothing_is_refused(label: str, tmp_path: Path) -> No
         Bench(tiny(label), tmp_path)
 
 
-@pytest.mark.parametrize("label", [*METHODS, "fedper+bias", "fedperfix+bias", "fedbn+bias", "prompts+prompt", "fedrep+lora"])
+@pytest.mark.parametrize(
+    "label", [*METHODS, "fedper+bias", "fedperfix+bias", "fedbn+bias", "prompts+prompt", "fedrep+lora"]
+)
 def test_interrupted_and_resumed_equals_uninterrupted(label: str, tmp_path: Path) -> None:
     experiment = tiny(label, rounds=3, cohort=3)
     whole = finish(experiment, tmp_path / "whole")

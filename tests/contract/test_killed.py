@@ -11,7 +11,20 @@ import pytest
 from fedvit.experiment import Run
 from tests.contract.test_every_plan import weights
 
-FLAGS = ["--method", "fedperfix", "--patch-size", "4", "--rounds", "4", "--epochs", "1", "--cohort", "3", "--clients", "12"]
+FLAGS = [
+    "--method",
+    "fedperfix",
+    "--patch-size",
+    "4",
+    "--rounds",
+    "4",
+    "--epochs",
+    "1",
+    "--cohort",
+    "3",
+    "--clients",
+    "12",
+]
 
 # Each replaces one function by one that kills its own process at a chosen call.
 MOMENTS = {
@@ -40,7 +53,9 @@ app(sys.argv[4:])
 """
 
 
-def fedvit(folder: Path, *extra: str, moment: tuple[str, str, int] = ("none", "none", 0)) -> subprocess.CompletedProcess[str]:
+def fedvit(
+    folder: Path, *extra: str, moment: tuple[str, str, int] = ("none", "none", 0)
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", DRIVER, *map(str, moment), "run", *FLAGS, "--out", str(folder), *extra]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -57,7 +57,9 @@ def test_one_adapter_per_layer() -> None:
     assert cost(*BASE, "--tune", "adapter", "--set", "per_layer=true")["params"]["shared"] == 1_856_740
 
 
-@pytest.mark.parametrize(("tune", "shared"), [("head", 38_500), ("bias", 89_956), ("adapter", 75_796), ("prompt", 84_580)])
+@pytest.mark.parametrize(
+    ("tune", "shared"), [("head", 38_500), ("bias", 89_956), ("adapter", 75_796), ("prompt", 84_580)]
+)
 def test_vit_small_with_100_classes(tune: str, shared: int) -> None:
     result = cost("--model", "vit_small_patch16_224", "--classes", "100", "--tune", tune)
     assert result["params"]["shared"] == shared

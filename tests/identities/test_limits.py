@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from fedvit import tree
+from fedvit.checkpoint import load_checkpoint
 from fedvit.experiment import Run, load_data
 from fedvit.models.classifier import ModelSettings, build
 from fedvit.models.plugins import Lora, Prefix, Prompt
-from fedvit.plan import client_round
 from fedvit.payload import Payload
+from fedvit.plan import client_round
 from fedvit.store import Store
-from fedvit.checkpoint import load_checkpoint
 from fedvit.training import descend
 from tests.conftest import Bench, finish, same_trees, tiny
 
@@ -43,7 +43,9 @@ def test_a_plugin_that_adds_nothing_is_the_plain_vit(plugin: object) -> None:
 
 def test_plugins_leave_the_backbone_as_it_was_drawn() -> None:
     plain, plugged = build(MICRO, 10, (), 3), build(MICRO, 10, (Prefix(), Prompt()), 3)
-    assert same_trees(dict(plain.named_parameters()), tree.pick(dict(plugged.named_parameters()), dict(plain.named_parameters())))
+    assert same_trees(
+        dict(plain.named_parameters()), tree.pick(dict(plugged.named_parameters()), dict(plain.named_parameters()))
+    )
 
 
 def test_prompts_are_dropped_after_every_block() -> None:
@@ -150,7 +152,9 @@ def test_fedrep_moves_the_head_first_and_only_then_the_body(tmp_path: Path) -> N
     end = bench.net.plan.local(client, bench.net.initial)
     body = bench.net.roles.shared
     assert same_trees(tree.pick(end, body), tree.pick(bench.net.initial, body))
-    assert not same_trees(tree.pick(end, bench.net.roles.personal), tree.pick(bench.net.initial, bench.net.roles.personal))
+    assert not same_trees(
+        tree.pick(end, bench.net.roles.personal), tree.pick(bench.net.initial, bench.net.roles.personal)
+    )
 
 
 def test_fedbabu_forgets_its_finetuned_head(tmp_path: Path) -> None:

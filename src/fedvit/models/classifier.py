@@ -23,7 +23,7 @@ from fedvit.settings import ModelSettings
 log = logging.getLogger(__name__)
 
 # A ViT for 8 px digits: small enough for a laptop, deep enough that "which layers are personal" is a question.
-MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4}
+MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2}
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
 GROUPS = ("patch_embed", "pos_embed", "tokens", "norm", "attn", "mlp", "scale", "head")

@@ -45,7 +45,7 @@ def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str) -
         right.plot(x, y, color=color, linewidth=2, label=label, marker="o" if len(x) == 1 else None)
     left.set_yticks(range(len(rows)), list(rows))
     left.invert_yaxis()
-    left.set_xlabel("accuracy on own test images, %: a dot a client and seed, a bar the mean")
+    left.set_xlabel("personal accuracy, %: dots are clients, bars are means")
     right.set_xlabel("round")
     right.set_ylabel("mean personal accuracy, %")
     right.legend(frameon=False)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 
@@ -15,23 +16,31 @@ def plus_minus(mean: float, std: float | None) -> str:
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
 
+def plain_table(title: str, *, header: bool = True) -> Table:
+    """A table that fits 80 columns."""
+    padding = (0, 1, 0, 0)
+    return Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=header, padding=padding
+    )
+
+
 COLUMNS = (
     "lr",
-    "accuracy %\nover clients",
-    "over\nseeds",
-    "gain over\nLocal",
+    "accuracy %\n± clients",
+    "±\nseeds",
+    "gain\nover\nLocal",
     "clients\nhurt",
-    "MB down + up\nper client, round",
+    "MB per\nclient,\nround",
     "seconds",
 )
 
 
 def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
     """One line a row of compare.json; the best mean is bold."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("row")
+    table = plain_table(title)
+    table.add_column("row", overflow="fold")
     for name in COLUMNS:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     best = max(entry["mean"] for entry in entries)
     for entry in entries:
         local = entry["label"] == "local"
@@ -39,10 +48,10 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
             entry["label"],
             f"{entry['lr']:g}",
             plus_minus(entry["mean"], entry["std"]),
-            "-" if entry["seed_std"] is None else f"± {entry['seed_std']:.1f}",
+            "-" if entry["seed_std"] is None else f"{entry['seed_std']:.1f}",
             "-" if local else f"{entry['gain_mean']:+.1f}",
             "-" if local else f"{entry['hurt']:.1f}",
-            f"{megabytes(entry['nbytes_down'])} + {megabytes(entry['nbytes_up'])}",
+            megabytes(entry["nbytes_down"] + entry["nbytes_up"]),
             f"{entry['seconds']:.1f}",
             style="bold" if entry["mean"] == best else "",
         )
@@ -52,10 +61,10 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """A run's views after its last round."""
     title = f"{summary['label']} on {summary['data']}, {summary['clients']} clients, round {summary['rounds']}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("view")
-    for name in ("accuracy %", "balanced %", "loss", "worst tenth", "best tenth", "best round"):
-        table.add_column(name, justify="right")
+    table = plain_table(title)
+    table.add_column("view", no_wrap=True)
+    for name in ("accuracy %", "balanced %", "loss", "worst\ntenth", "best\ntenth", "best\nround"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, view in summary["views"].items():
         table.add_row(
             name,
@@ -71,7 +80,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
     """`fedvit cost` for people."""
-    table = Table(title=f"{label} on {model}", title_justify="left", show_header=False)
+    table = plain_table(f"{label} on {model}", header=False)
     table.add_column("what")
     table.add_column("number", justify="right")
     for role, count in cost["params"].items():
