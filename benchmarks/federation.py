@@ -79,9 +79,7 @@ def measure(experiment: Experiment, images: int, repeats: int) -> float:
             end = time.perf_counter()
             if repeat:  # the first warms up
                 ratios.append((middle - begin) / (end - middle))
-                print(
-                    f"  repeat {repeat}: fedvit {middle - begin:.2f} s, bare {end - middle:.2f} s, ratio {ratios[-1]:.3f}"
-                )
+                print(f"  repeat {repeat}: fedvit {middle - begin:.2f} s, bare {end - middle:.2f} s: {ratios[-1]:.3f}")
     return statistics.median(ratios)
 
 
@@ -92,16 +90,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    print(
-        f"torch {torch.__version__}, {arguments.threads} threads, {arguments.clients} clients x {arguments.images} images"
-    )
+    work = f"{arguments.clients} clients x {arguments.images} images"
+    print(f"torch {torch.__version__}, {arguments.threads} threads, {work}")
     flags = {
         "model": "vit_tiny_patch16_224", "image_size": 32, "patch_size": 4, "batch": 32, "epochs": 1,
         "clients": arguments.clients, "cohort": arguments.clients, "threads": arguments.threads,
     }  # fmt: skip
-    ratio = measure(
-        config.load(None, {"optimizer": "sgd"}, {**flags, "method": "fedavg"}), arguments.images, arguments.repeats
-    )
+    experiment = config.load(None, {"optimizer": "sgd"}, {**flags, "method": "fedavg"})
+    ratio = measure(experiment, arguments.images, arguments.repeats)
     print(f"fedavg round / bare loop: {ratio:.3f} (bar: 1.15)")
 
 

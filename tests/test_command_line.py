@@ -38,8 +38,15 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_writes_the_files_of_the_contract(run_folder: Path) -> None:
     names = {path.name for path in run_folder.iterdir()}
     assert names == {
-        "run.toml", "split.json", "rounds.jsonl", "timings.jsonl", "clients.csv", "summary.json", "checkpoint", "log.txt",
-    }  # fmt: skip
+        "run.toml",
+        "split.json",
+        "rounds.jsonl",
+        "timings.jsonl",
+        "clients.csv",
+        "summary.json",
+        "checkpoint",
+        "log.txt",
+    }
     summary = Run(run_folder).summary
     expected = "method tune label model data partition clients cohort rounds seed lr views server_accuracy gain_over_local params nbytes macs_per_example seconds peak_rss_mb epsilon"  # fmt: skip  # noqa: E501
     assert set(expected.split()) <= set(summary)
@@ -135,7 +142,22 @@ def test_compare_includes_local_and_skips_finished_rows(tmp_path: Path) -> None:
     assert "fedavg+bias" in shown
     entries = json.loads((tmp_path / "c" / "compare.json").read_text())
     assert [entry["label"] for entry in entries] == ["local", "fedper", "fedavg+bias"]
-    fields = ["label", "method", "tune", "lr", "seeds", "view", "mean", "std", "seed_std", "gain_mean", "hurt", "nbytes_down", "nbytes_up", "seconds"]
+    fields = [
+        "label",
+        "method",
+        "tune",
+        "lr",
+        "seeds",
+        "view",
+        "mean",
+        "std",
+        "seed_std",
+        "gain_mean",
+        "hurt",
+        "nbytes_down",
+        "nbytes_up",
+        "seconds",
+    ]
     assert all(list(entry) == fields for entry in entries)
     local, fedper, bias = entries
     assert fedper["gain_mean"] == pytest.approx(fedper["mean"] - local["mean"])
@@ -148,8 +170,10 @@ def test_compare_includes_local_and_skips_finished_rows(tmp_path: Path) -> None:
     assert all(client["gain"] == client["personal_accuracy"] - alone[client["client"]] for client in run.clients)
     hurt = sum(client["gain"] < 0 for client in run.clients)
     assert run.summary["gain_over_local"] == {
-        "mean": pytest.approx(sum(c["gain"] for c in run.clients) / 12), "hurt": hurt, "schedule": "sampled",
-    }  # fmt: skip
+        "mean": pytest.approx(sum(c["gain"] for c in run.clients) / 12),
+        "hurt": hurt,
+        "schedule": "sampled",
+    }
     assert (tmp_path / "c" / "compare.png").stat().st_size > 10_000
 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("summary.json")}

@@ -48,7 +48,7 @@ def test_a_plan_keeps_its_promises(label: str, tmp_path: Path) -> None:
     trained = [payload for task, _, payload in recorder.crossed if task == "train"]
     down, up = trained[0::2], trained[1::2]
     if net.plan.pooled:
-        assert last.ledger.down == [] and last.ledger.up == []
+        assert (last.ledger.down, last.ledger.up) == ([], [])
     else:
         assert [p.nbytes for p in down] == [n for d in done for n in d.ledger.down]
         assert [p.nbytes for p in up] == [n for d in done for n in d.ledger.up]

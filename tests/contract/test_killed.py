@@ -120,8 +120,12 @@ def test_when_no_generation_is_whole_it_says_so(tmp_path: Path) -> None:
 def test_the_checkpoint_keeps_two_generations_and_no_litter(uninterrupted: Path) -> None:
     names = sorted(path.name for path in (uninterrupted / "checkpoint").iterdir())
     assert names == [
-        "clients", "manifest-000003.json", "manifest-000004.json", "server-000003.safetensors", "server-000004.safetensors",
-    ]  # fmt: skip
+        "clients",
+        "manifest-000003.json",
+        "manifest-000004.json",
+        "server-000003.safetensors",
+        "server-000004.safetensors",
+    ]
     needed = set()
     for manifest in (uninterrupted / "checkpoint").glob("manifest-*.json"):
         needed |= {Path(v["file"]).name for v in json.loads(manifest.read_text())["clients"].values()}

@@ -76,7 +76,15 @@ def test_a_personal_last_block_is_kept_at_home() -> None:
 
 
 def test_layer_groups_of_vit_small() -> None:
-    expected = {"patch_embed": 295_296, "pos_embed": 75_648, "tokens": 384, "norm": 19_200, "attn": 7_096_320, "mlp": 14_178_816, "blocks.3": 1_774_464}  # fmt: skip
+    expected = {
+        "patch_embed": 295_296,
+        "pos_embed": 75_648,
+        "tokens": 384,
+        "norm": 19_200,
+        "attn": 7_096_320,
+        "mlp": 14_178_816,
+        "blocks.3": 1_774_464,
+    }
     for group, count in expected.items():
         result = cost(*SMALL, "--tune", group)
         assert result["params"]["trainable"] == count + 385_000, group  # the head is always trained
