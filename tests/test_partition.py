@@ -8,14 +8,14 @@ from fedvit.data.partition import Split, split
 from fedvit.errors import UserError
 from fedvit.settings import DataSettings, PartitionSettings
 
-DIGITS = load(DataSettings())
+DIGITS = load(DataSettings(), 8)
 
 
 def made(
     name: str, dataset: Dataset = DIGITS, seed: int = 0, batch: int = 8, val: float = 0.0, **settings: object
 ) -> Split:
     partition = PartitionSettings(name=name, **{"clients": 10, **settings})  # type: ignore[arg-type]
-    return split(dataset, partition, batch=batch, val=val, seed=seed)
+    return split(dataset, partition, DataSettings(val=val), batch=batch, seed=seed)
 
 
 def everyone(whole: Split) -> np.ndarray:

@@ -73,7 +73,7 @@ def test_groups_and_plugins_on_other_backbones(name: str, heads: list[str], toke
         parameters = dict(model.named_parameters())
         assert names
         assert any(parameters[n].grad is not None and parameters[n].grad.abs().sum() > 0 for n in names), kind
-    assert input_settings(model).size == 32
+    assert input_settings(model, settings).size == 32
 
 
 def test_a_plugin_on_a_model_without_blocks_is_an_error() -> None:

@@ -5,6 +5,7 @@
 >>> run.model("3")  # client 3's own model
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,20 @@ __version__ = "0.1.0"
 def run(
     experiment: str | Path | None = None,
     *,
+    data: Any = None,
+    class_names: Sequence[str] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     settings: dict[str, Any] | None = None,
     **flags: Any,
 ) -> "Run":
-    """Run an experiment as `fedvit run` does; `settings` are its `--set`s, other arguments its flags."""
+    """Run an experiment as `fedvit run` does; `settings` are its `--set`s, other arguments its flags.
+
+    `data` is a name, an npz file or a folder, or each client's own data by its name: (images, labels) arrays, or a
+    torch Dataset of (image, label).
+    """
     from fedvit import config, running
+    from fedvit.data.datasets import from_clients
     from fedvit.errors import nearest
     from fedvit.experiment import Run
 
@@ -31,9 +39,12 @@ def run(
     if unknown:
         raise TypeError(f"fedvit.run has no argument {unknown[0]!r}; {nearest(unknown[0], config.FLAGS)}")
     file = Path(experiment) if experiment is not None else None
-    resolved = config.load(file, settings or {}, flags)
+    dataset = from_clients(data, class_names) if isinstance(data, Mapping) else None
+    name = None if data is None else "python" if dataset else str(data)
+    groups = dataset.group_names if dataset else None
+    resolved = config.load(file, settings or {}, {**flags, "data": name}, groups=groups)
     folder = Path(out) if out is not None else running.default_folder(resolved)
-    for _ in running.start_or_resume(resolved, folder, resume=resume):
+    for _ in running.start_or_resume(resolved, folder, resume=resume, dataset=dataset):
         pass
     return Run(folder)
 

@@ -29,10 +29,12 @@ class Flags:
 
     method: Annotated[str | None, typer.Option(help="Who keeps which weights: see `fedvit methods`.")] = None
     tune: Annotated[str | None, typer.Option(help="What is trained: full, head, bias, adapter, prompt, prefix, lora, or layer groups joined by commas.")] = None  # fmt: skip
-    data: Annotated[str | None, typer.Option(help="Data set.")] = None
+    data: Annotated[
+        str | None, typer.Option(help="A name (see `fedvit datasets`), an npz file or a folder of images.")
+    ] = None
     data_dir: Annotated[Path | None, typer.Option(help="Folder of data and weights. [default: $FEDVIT_DATA]")] = None
-    samples: Annotated[int | None, typer.Option(help="Train on so many images only, the same number of every class.")] = None  # fmt: skip
-    partition: Annotated[str | None, typer.Option(help="Split over clients: iid, dirichlet, dirichlet_train, pathological, dh.")] = None  # fmt: skip
+    samples: Annotated[int | None, typer.Option(help="Keep so many images only, the same number of every class.")] = None  # fmt: skip
+    partition: Annotated[str | None, typer.Option(help="Split over clients: iid, dirichlet, dirichlet_train, pathological, dh, domain, site.")] = None  # fmt: skip
     model: Annotated[str | None, typer.Option(help="vit_micro, or any timm ViT or DeiT.")] = None
     image_size: Annotated[int | None, typer.Option(help="Pixels.")] = None
     patch_size: Annotated[int | None, typer.Option(help="Pixels.")] = None
@@ -210,8 +212,6 @@ def cost(
 ) -> None:
     """What a method sends, computes and keeps; trains nothing."""
     with clear_errors(flags["debug"]):
-        import json
-
         from fedvit import config
         from fedvit.cost import cost as costs
         from fedvit.report.tables import cost_table
@@ -219,7 +219,7 @@ def cost(
         experiment = config.load(None, config.parse_sets(flags["sets"] or []), given(flags))
         result = costs(experiment, classes)
         if as_json:
-            sys.stdout.write(json.dumps(result) + "\n")
+            print_json(result)
         else:
             out.print(cost_table(result, experiment.label, experiment.model.name))
 
@@ -230,12 +230,62 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="As JSON, with 
     from fedvit.catalogue import catalogue, catalogue_tables
 
     if as_json:
-        import json
-
-        sys.stdout.write(json.dumps(catalogue("methods")) + "\n")
+        print_json(catalogue("methods"))
     else:
         for table in catalogue_tables():
             out.print(table)
+
+
+@app.command()
+@takes("data_dir")
+def datasets(*, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False, **flags: Any) -> None:
+    """All data sets by name, and which of them are here."""
+    with clear_errors():
+        from fedvit.data.datasets import catalogue
+        from fedvit.report.tables import datasets_table
+        from fedvit.settings import DataSettings
+
+        settings = DataSettings(dir=flags["data_dir"])
+        entries = catalogue(settings)
+        if as_json:
+            print_json(entries)
+        else:
+            out.print(datasets_table(entries, settings.folder))
+
+
+@app.command()
+@takes("data", "data_dir", "samples", "partition", "clients", "batch", "seed", "sets", "debug")
+def partition(
+    *,
+    picture: Annotated[Path | None, typer.Option("--out", metavar="FILE.png", help="Draw clients by classes.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Images per client and class, as JSON.")] = False,
+    **flags: Any,
+) -> None:
+    """Who would own what: a split's table, picture or JSON; trains nothing."""
+    with clear_errors(flags["debug"]):
+        from fedvit import config
+        from fedvit.experiment import load_data
+        from fedvit.report.tables import split_counts, split_table
+
+        experiment = config.load(None, config.parse_sets(flags["sets"] or []), given(flags))
+        dataset, split = load_data(experiment)
+        counts = split_counts(dataset, split)
+        if picture is not None:
+            from fedvit.report.plots import draw_split
+
+            draw_split(counts, dataset.class_names, picture, f"{dataset.name}, {experiment.partition.name}")
+        if as_json:
+            print_json({"hash": split.to_json()["hash"], "class_names": dataset.class_names, "clients": counts})
+        else:
+            out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}"))
+            if picture is not None:
+                out.print(f"picture: {picture}", soft_wrap=True, highlight=False)
+
+
+def print_json(content: Any) -> None:
+    import json
+
+    sys.stdout.write(json.dumps(content) + "\n")
 
 
 def main() -> None:

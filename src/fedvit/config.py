@@ -12,9 +12,11 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from fedvit.data.datasets import groups_of
+from fedvit.data.partition import DEFAULT_CLIENTS
 from fedvit.errors import UserError, nearest
 from fedvit.methods import METHODS
-from fedvit.models.classifier import GROUPS, groups
+from fedvit.models.classifier import GROUPS
 from fedvit.models.plugins import KINDS
 from fedvit.settings import Experiment
 from fedvit.tunes import SCRATCH_LR, TUNES, layer_groups
@@ -58,15 +60,16 @@ def load(
     sets: Mapping[str, Any] | None = None,
     flags: Mapping[str, Any] | None = None,
     base: Tables | None = None,
+    groups: tuple[str, ...] | None = None,
 ) -> Experiment:
-    """The resolved experiment of these layers; `base` lies under the file."""
+    """The resolved experiment of these layers; `base` lies under the file, `groups` are sites known from Python."""
     sets = sets or {}
     lower = [base or {}, read(file) if file else {}]
     upper = flag_tables(flags or {})
     names: Tables = {kind: {"name": sets[f"{kind}.name"]} for kind in ("method", "tune") if f"{kind}.name" in sets}
     chosen = stacked([{"method": {"name": "fedavg"}, "tune": {"name": "full"}}, *lower, names, upper])
     method, tune = (str(chosen[kind]["name"]) for kind in ("method", "tune"))
-    return resolve(stacked([*lower, set_tables(sets, method, tune), upper]))
+    return resolve(stacked([*lower, set_tables(sets, method, tune), upper]), groups)
 
 
 def flag_tables(flags: Mapping[str, Any]) -> Tables:
@@ -148,7 +151,7 @@ def value_of(text: str) -> Any:
         return text
 
 
-def resolve(tables: Tables) -> Experiment:
+def resolve(tables: Tables, groups: tuple[str, ...] | None = None) -> Experiment:
     """Check every value and fill every default that depends on another."""
     method = options("method", METHODS, tables.get("method", {}), "fedavg")
     tune_table = tables.get("tune", {})
@@ -156,7 +159,7 @@ def resolve(tables: Tables) -> Experiment:
     if name in TUNES or not is_groups(name):
         tune = options("tune", TUNES, tune_table, "full")
     else:
-        groups(name)
+        layer_groups(name)
         tune = {"name": name}
         reject_unknown("tune", tune_table, ["name"])
     for table, content in tables.items():
@@ -166,7 +169,7 @@ def resolve(tables: Tables) -> Experiment:
         experiment = Experiment.model_validate({**tables, "method": method, "tune": tune})
     except ValidationError as problem:
         raise UserError(readable(problem)) from problem
-    return with_defaults(experiment)
+    return with_defaults(experiment, groups)
 
 
 def name_key(table: str) -> list[str]:
@@ -214,13 +217,20 @@ def readable(problem: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def with_defaults(experiment: Experiment) -> Experiment:
+def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Experiment:
     """The defaults that depend on other values."""
-    train, run, clients = experiment.train, experiment.run, experiment.partition.clients
-    cohort = train.cohort if train.cohort is not None else min(clients, LARGEST_DEFAULT_COHORT)
-    if cohort > clients:
+    train, run = experiment.train, experiment.run
+    groups = groups_of(experiment.data) if groups is None else groups
+    partition = experiment.partition.name or ("site" if groups else "dirichlet")
+    clients = experiment.partition.clients
+    if clients is None:
+        clients = len(groups) if groups and partition in ("site", "domain") else DEFAULT_CLIENTS
+    seen = clients - experiment.data.unseen
+    cohort = train.cohort if train.cohort is not None else max(1, min(seen, LARGEST_DEFAULT_COHORT))
+    if cohort > seen:
+        never = f", {experiment.data.unseen} of them never trained" if experiment.data.unseen else ""
         raise UserError(
-            f"a cohort of {cohort} cannot be sampled from {clients} clients: use --cohort {clients} or less"
+            f"a cohort of {cohort} cannot be sampled from {clients} clients{never}: use --cohort {seen} or less"
         )
     every = run.eval_every
     if every is None:
@@ -231,6 +241,7 @@ def with_defaults(experiment: Experiment) -> Experiment:
     weighting = train.weighting or plan.weighting
     return experiment.model_copy(
         update={
+            "partition": experiment.partition.model_copy(update={"name": partition, "clients": clients}),
             "train": train.model_copy(
                 update={
                     "cohort": cohort,

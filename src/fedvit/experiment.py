@@ -19,9 +19,10 @@ from fedvit.data import datasets, partition
 from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
 from fedvit.errors import UserError
+from fedvit.ledger import Ledger
 from fedvit.memory import free_ram, peak_rss_mb, reset_peak_rss
-from fedvit.models.classifier import macs_per_example, state
-from fedvit.rounds import Round, federate, reached
+from fedvit.models.classifier import input_size, macs_per_example, state
+from fedvit.rounds import Round, evaluate, federate, reached, summarize
 from fedvit.server import Server
 from fedvit.settings import Experiment
 from fedvit.store import Store
@@ -63,17 +64,15 @@ class Run:
 
     def model(self, client: str) -> nn.Module:
         """The client's own model after the last round, plugins included, ready to predict."""
-        experiment = self.experiment
-        dataset, split = load_data(experiment)
-        if client not in split.clients:
-            raise UserError(f"no client {client!r} in {self.folder}; there are {', '.join(split.clients)}")
-        net = make_net(experiment, dataset.classes, torch.device("cpu"))
+        split = json.loads((self.folder / "split.json").read_text())
+        if client not in split["clients"]:
+            raise UserError(f"no client {client!r} in {self.folder}; there are {', '.join(split['clients'])}")
+        net = make_net(self.experiment, len(split["class_names"]), torch.device("cpu"))
         store = Store(self.folder / "checkpoint", in_ram=False)
         server = load_checkpoint(self.folder / "checkpoint", store, clean=False)
         if server is None:
             raise UserError(f"{self.folder} has no checkpoint yet: run it first")
-        worker = Worker(experiment, net, dataset, split, torch.device("cpu"))
-        own = worker.client(client, server.round, store.get(client)).personal()
+        own = net.bare_client(store.get(client)).personal()
         load_(state(net.module), tree.overlay(own, server.shared))
         return net.module.eval()
 
@@ -104,22 +103,31 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def load_data(experiment: Experiment) -> tuple[Dataset, Split]:
-    """The data set and who owns what of it."""
-    dataset = datasets.load(experiment.data)
-    batch, seed = experiment.train.batch, experiment.run.seed
-    return dataset, partition.split(dataset, experiment.partition, batch=batch, val=experiment.data.val, seed=seed)
+def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[Dataset, Split]:
+    """The data set, loaded unless given, and who owns what of it."""
+    data, seed = experiment.data, experiment.run.seed
+    if dataset is None:
+        dataset = datasets.load(data, input_size(experiment.model))
+    if data.samples is not None:
+        train_only = experiment.partition.name not in partition.POOLED_RULES
+        dataset = datasets.keep_samples(dataset, data.samples, seed, train_only=train_only)
+    return dataset, partition.split(dataset, experiment.partition, data, batch=experiment.train.batch, seed=seed)
 
 
 def run_rounds(
-    experiment: Experiment, folder: Path, *, resume: bool = False, local: LocalBaseline | None = None
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    local: LocalBaseline | None = None,
+    dataset: Dataset | None = None,
 ) -> Iterator[Round]:
     """Run the experiment in its folder, a round at a time; the files are complete when the iterator ends."""
     begin = time.perf_counter()
     reset_peak_rss()
     torch.set_num_threads(experiment.run.threads)
     device = choose_device(experiment.run.device)
-    dataset, split = load_data(experiment)
+    dataset, split = load_data(experiment, dataset)
     net = make_net(experiment, dataset.classes, device)
     worker = Worker(experiment, net, dataset, split, device)
     # Nothing is written before all settings have proved possible.
@@ -138,7 +146,7 @@ def run_rounds(
         setup = time.perf_counter() - begin
 
         transport = InProcess(worker, store)
-        test_samples = {name: len(part.test) for name, part in split.clients.items()}
+        test_samples = {name: len(split.clients[name].test) for name in split.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         wanted = experiment.run.until_accuracy
         over = bool(rows and rows[-1]["views"] and reached(rows[-1]["views"]["personal"]["mean"], wanted))
@@ -153,9 +161,11 @@ def run_rounds(
             timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
             results.append_line(folder / "timings.jsonl", timings[-1])
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])
+            server = done.server
             yield done
+        unseen = evaluate_unseen(Run(folder), net, server, transport, split) if split.unseen else None
         seconds = setup + sum(sum(timing["seconds"].values()) for timing in timings)
-        write_summary(Run(folder), experiment, net, rows, local, seconds)
+        write_summary(Run(folder), experiment, net, rows, local, unseen, seconds)
 
 
 def fits_in_ram(net: Net, clients: int) -> bool:
@@ -165,6 +175,14 @@ def fits_in_ram(net: Net, clients: int) -> bool:
         return True
     log.warning("client memory may need %.1f GB, over a quarter of free RAM: it is kept on disk", needed / 1e9)
     return False
+
+
+def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, split: Split) -> dict[str, Any]:
+    """Clients that never trained: as they are, and after one local training; unseen.csv and one line each view."""
+    servers = dict.fromkeys(split.unseen, server)
+    scores = evaluate(net.plan, servers, transport, server.round, Ledger())
+    results.write_unseen(run.folder / "unseen.csv", split, scores)
+    return summarize(scores, {name: len(split.clients[name].test) for name in split.unseen})
 
 
 def write_clients(
@@ -182,8 +200,8 @@ def write_clients(
         alone = {name: score["personal_accuracy"] for name, score in done.scores.items()}
     parts = worker.split.clients
     labels = worker.labels.numpy()
-    classes = {name: len(np.unique(labels[part.train])) for name, part in parts.items()}
-    trained = results.rounds_trained(rows, parts)
+    classes = {name: len(np.unique(labels[parts[name].train])) for name in worker.split.seen}
+    trained = results.rounds_trained(rows, worker.split.seen)
     results.write_clients(folder / "clients.csv", worker.split, classes, done.scores, trained, alone)
 
 
@@ -193,6 +211,7 @@ def write_summary(
     net: Net,
     rows: list[dict[str, Any]],
     local: LocalBaseline | None,
+    unseen: dict[str, Any] | None,
     seconds: float,
 ) -> None:
     """summary.json, the very last file: its presence means finished."""
@@ -212,6 +231,7 @@ def write_summary(
         "lr": experiment.train.lr,
         "views": views,
         "server_accuracy": views["server"]["mean"] if "server" in views else None,
+        "unseen": unseen,
         "gain_over_local": results.gain_summary(run.clients, schedule),
         "params": net.params(),
         "nbytes": results.nbytes_per_client(rows),

@@ -78,6 +78,17 @@ def write_clients(
     partial.replace(path)
 
 
+def write_unseen(path: Path, split: Split, scores: Scores) -> None:
+    """unseen.csv: the clients that never trained, by view."""
+    columns = [f"{view}_{metric}" for view in view_names(scores) for metric in METRICS]
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["client", "train_samples", "test_samples", *columns])
+        for name, score in scores.items():
+            part = split.clients[name]
+            writer.writerow([name, len(part.train), len(part.test), *(score[column] for column in columns)])
+
+
 def read_clients(path: Path) -> list[dict[str, Any]]:
     """clients.csv with numbers as numbers and empty cells as None."""
     with path.open(newline="") as stream:

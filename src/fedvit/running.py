@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedvit import config
+from fedvit.data.datasets import Dataset
 from fedvit.errors import UserError
 from fedvit.experiment import LocalBaseline, Run, run_rounds
 from fedvit.rounds import Round
@@ -15,14 +16,19 @@ def default_folder(experiment: Experiment) -> Path:
 
 
 def start_or_resume(
-    experiment: Experiment, folder: Path, *, resume: bool, local: LocalBaseline | None = None
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool,
+    local: LocalBaseline | None = None,
+    dataset: Dataset | None = None,
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
     saved = folder / "run.toml"
     if not saved.is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
-        return run_rounds(experiment, folder, local=local)
+        return run_rounds(experiment, folder, local=local, dataset=dataset)
     if not resume:
         raise UserError(f"{folder} already holds a run: continue or show it with --resume, or give another --out")
     old = Run(folder).experiment
@@ -38,4 +44,4 @@ def start_or_resume(
         )
     if Run(folder).finished and more == (0, 0):
         return iter(())
-    return run_rounds(experiment, folder, resume=True, local=local)
+    return run_rounds(experiment, folder, resume=True, local=local, dataset=dataset)

@@ -21,15 +21,32 @@ class Table(BaseModel):
 class DataSettings(Table):
     """Where the images come from."""
 
-    name: str = "digits"
+    name: str = "digits"  # a known name, an npz file or a folder
     dir: Path | None = None  # default: the environment variable FEDVIT_DATA
-    samples: Count | None = None  # keep so many images for training, the same number of every class
+    layout: Literal["auto", "class", "domain", "site", "tiny_imagenet"] = "auto"  # of a folder
+    classes: str | None = None  # class names joined by commas, where sites do not all have every class
+    size: Count | None = None  # pixels at which a folder's images are stored; default: the model's input size
+    cache: Path | None = None  # where decoded images are kept; default: the user's cache folder
+    download: bool = False  # let torchvision fetch what is not there
+    skip_bad: bool = False  # leave out files that cannot be read
+    samples: Count | None = None  # keep so many images, the same number of every class
+    test: Annotated[float, Field(gt=0, lt=1)] = 0.25  # share held out as test where the source has no test set
     val: Share = 0.0  # share of each client's training images held out for choosing things
+    unseen: Annotated[int, Field(ge=0)] = 0  # clients that never train, scored apart
 
     @property
     def folder(self) -> Path | None:
         """The folder of data and weights."""
         return self.dir or (Path(os.environ["FEDVIT_DATA"]) if os.environ.get("FEDVIT_DATA") else None)
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where decoded images are kept."""
+        return self.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedvit"
+
+    @property
+    def class_list(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.classes.split(",")) if self.classes else ()
 
     def find(self, path: Path) -> Path:
         """A file as named, or of that name in the data folder."""
@@ -42,12 +59,12 @@ class DataSettings(Table):
 class PartitionSettings(Table):
     """How the images are divided over clients."""
 
-    name: str = "dirichlet"
-    clients: Count = 24
+    name: str | None = None  # default: site for folders of sites, else dirichlet
+    clients: Count | None = None  # default: the number of sites or domains, else 24
     alpha: Positive = 0.3
     classes: Count = 2  # pathological: classes per client
     level: Annotated[float, Field(ge=0, le=100)] = 80.0  # dh: percent of heterogeneity
-    min_samples: Count | None = None  # default: min(batch / 0.25, images / clients / 2)
+    min_samples: Count | None = None  # default: min(batch / data.test, images / clients / 2)
 
 
 class ModelSettings(Table):

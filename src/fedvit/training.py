@@ -39,13 +39,15 @@ def descend(
         parameter.requires_grad_(name in learn)
         if name in learn:
             parameters.append(parameter)
-    train_mode_(module)
+    batch_norm = train_mode_(module)
     loss_sum, seen = torch.zeros((), device=settings.device), 0
     if parameters:
         optimizer = make_optimizer(settings, parameters)
         batches = client.batches(settings.epochs if epochs is None else epochs, tag)
         with randomness.addressed(settings.seed, client.round, client.id, tag, "dropout"):
             for x, y in itertools.islice(batches, steps):
+                if len(y) == 1 and batch_norm:
+                    continue  # one image has no variance
                 with settings.autocast():
                     loss = F.cross_entropy(module(x).float(), y)
                 optimizer.zero_grad(set_to_none=True)
@@ -83,12 +85,18 @@ def load_(live: Mapping[str, Tensor], tree: Tree) -> None:
             live[name].copy_(tensor, non_blocking=True)
 
 
-def train_mode_(module: nn.Module) -> None:
-    """Training mode, but batch normalisation whose weights are frozen keeps its statistics too."""
+def train_mode_(module: nn.Module) -> bool:
+    """Training mode, but batch normalisation whose weights are frozen keeps its statistics too.
+
+    Returns whether any batch normalisation is being trained.
+    """
     module.train()
+    training = False
     for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and not any(p.requires_grad for p in part.parameters()):
-            part.eval()
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.train(any(p.requires_grad for p in part.parameters()))
+            training |= part.training
+    return training
 
 
 def checked_loss(client: Client, loss: float) -> float:

@@ -19,9 +19,10 @@ from fedvit.methods import METHODS
 from fedvit.models.classifier import InputSettings, build, input_settings, state
 from fedvit.models.plugins import Plugin
 from fedvit.payload import Payload
-from fedvit.plan import Plan, client_round
+from fedvit.plan import Plan, client_round, overwrite
 from fedvit.roles import PERSONAL, Roles, assign
 from fedvit.settings import Experiment, TrainSettings
+from fedvit.training import descend
 from fedvit.tree import Tree
 from fedvit.tunes import TUNES, Tune, layer_groups, trainable_names
 
@@ -63,13 +64,14 @@ class Net:
         """Whether the server's weights alone make a model."""
         return not self.roles.personal
 
-    def bare_client(self) -> Client:
-        """A client without images: enough to ask a plan what it would send."""
+    def bare_client(self, memory: Memory | None = None) -> Client:
+        """A client without images: enough to ask a plan what it would send, or for its own weights."""
         nothing = torch.zeros(0, dtype=torch.int64)
         data = pipeline.ClientData(torch.zeros(0, 1, 1, 3, dtype=torch.uint8), nothing, nothing, nothing, nothing, 1)
         settings = LocalSettings(lr=1.0)
+        memory = memory or {}
         return Client(
-            "0", 1, self.roles, self.initial, self.frozen, data, {}, settings, self.module, self.inputs
+            "0", 1, self.roles, self.initial, self.frozen, data, memory, settings, self.module, self.inputs
         )  # fmt: skip
 
     def params(self) -> dict[str, int]:
@@ -108,7 +110,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         log.info("%s keeps nothing personal, so it equals fedavg+%s", experiment.label, tune.name)
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     return Net(
-        plan, tune, module.to(device), roles, input_settings(module),
+        plan, tune, module.to(device), roles, input_settings(module, model),
         tree.pick(tensors, roles.trainable), tree.pick(tensors, roles.frozen),
     )  # fmt: skip
 
@@ -152,7 +154,7 @@ class Worker:
     def part(self, name: str) -> ClientSplit:
         if name != POOLED:
             return self.split.clients[name]
-        parts = self.split.clients.values()
+        parts = [self.split.clients[client] for client in self.split.seen]
         train, val = (np.concatenate([getattr(part, kind) for part in parts]) for kind in ("train", "val"))
         return ClientSplit(train, self.split.global_test, val)
 
@@ -163,10 +165,16 @@ class Worker:
         return up, client.memory
 
     def evaluate(self, name: str, down: Payload, memory: Memory) -> Payload:
-        """A client's views on its own images. It works on a scratch memory, which is thrown away."""
+        """A client's views on its own images. It works on a scratch memory, which is thrown away.
+
+        A client that never trains has one more view: after a round's local training of all that is trainable.
+        """
         client = self.client(name, int(down.scalars["round"]), dict(memory))
         scalars: dict[str, float] = {}
-        for view, predict in self.net.plan.views(client, down).items():
+        views = dict(self.net.plan.views(client, down))
+        if name in self.split.unseen:
+            views["finetuned"] = client.net(descend(client, overwrite(client, down), tag="finetune"))
+        for view, predict in views.items():
             for metric, value in score(predict, client.data, client.data.test, self.net.inputs, self.device).items():
                 scalars[f"{view}_{metric}"] = value
             if len(client.data.val):

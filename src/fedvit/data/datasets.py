@@ -1,16 +1,36 @@
 """Sources of images. Every source becomes one `Dataset`: uint8 images of one size, labels, names."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvit import randomness
+from fedvit.data import cache, folders
 from fedvit.errors import UserError, nearest
 from fedvit.settings import DataSettings
 
+log = logging.getLogger(__name__)
 Labels = NDArray[np.int64]
 Indices = NDArray[np.int64]
+Images = NDArray[np.uint8]
+
+TORCHVISION = {  # name -> torchvision's class, images, classes
+    "cifar10": ("CIFAR10", 60_000, 10),
+    "cifar100": ("CIFAR100", 60_000, 100),
+    "mnist": ("MNIST", 70_000, 10),
+    "fashion_mnist": ("FashionMNIST", 70_000, 10),
+    "pcam": ("PCAM", 327_680, 2),
+}
+MEDMNIST = (
+    "pathmnist", "chestmnist", "dermamnist", "octmnist", "pneumoniamnist", "retinamnist", "breastmnist", "bloodmnist",
+    "tissuemnist", "organamnist", "organcmnist", "organsmnist",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -18,10 +38,12 @@ class Dataset:
     """All images of one source, before they are split over clients."""
 
     name: str
-    images: NDArray[np.uint8]  # (samples, height, width, 3)
+    images: Images  # (samples, height, width, 1 or 3), in memory or a memory map
     labels: Labels
     class_names: tuple[str, ...]
     official_test: NDArray[np.bool_] | None = None  # where the source itself says what is test
+    groups: Labels | None = None  # the domain or site of every image
+    group_names: tuple[str, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -31,25 +53,287 @@ class Dataset:
         return len(self.labels)
 
 
+def load(settings: DataSettings, size: int) -> Dataset:
+    """The data set of these settings; folders are stored at `size` pixels unless data.size says otherwise."""
+    name, path = settings.name, locate(settings)
+    if name == "digits":
+        whole = digits()
+    elif name in TORCHVISION:
+        whole = from_torchvision(name, settings)
+    elif path is not None and path.is_dir():
+        whole = from_folder(path, settings, settings.size or size)
+    elif path is not None:
+        whole = from_npz(path)
+    else:
+        raise UserError(unknown(settings))
+    return whole
+
+
+def locate(settings: DataSettings) -> Path | None:
+    """The folder or npz file that `data.name` means: as named, or in the data folder."""
+    if settings.name == "digits" or settings.name in TORCHVISION:
+        return None
+    for name in (settings.name, f"{settings.name}.npz"):
+        path = settings.find(Path(name))
+        if path.is_dir() or (path.is_file() and path.suffix == ".npz"):
+            return path
+    return None
+
+
+def unknown(settings: DataSettings) -> str:
+    """What to say of a data set that is not there."""
+    where = settings.folder or "the data folder, which --data-dir or FEDVIT_DATA names"
+    if settings.name in MEDMNIST:
+        return (
+            f"{settings.name}.npz is not in {where}; MedMNIST publishes it for download as {settings.name}.npz: "
+            "put it there, nothing is downloaded by itself"
+        )
+    names = ["digits", *TORCHVISION, *MEDMNIST]
+    return (
+        f"unknown data set {settings.name!r}: not a folder, an npz file or a known name here or in {where}; "
+        f"{nearest(settings.name, names)}"
+    )
+
+
+def groups_of(settings: DataSettings) -> tuple[str, ...]:
+    """The domains or sites of a folder, without reading its images; none for any other source."""
+    path = locate(settings)
+    return folders.group_names(path, settings.layout) if path is not None and path.is_dir() else ()
+
+
+# Sources.
+
+
 def digits() -> Dataset:
     """1,797 handwritten digits of 8 x 8, embedded in scikit-learn: nothing is downloaded."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     grey = np.round(bunch.images * (255 / 16)).astype(np.uint8)
+    names = tuple(str(name) for name in bunch.target_names)
+    return Dataset("digits", grey[..., None], bunch.target.astype(np.int64), names)
+
+
+def from_npz(path: Path) -> Dataset:
+    """MedMNIST's layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError) as problem:
+        raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
+    needed = ("train_images", "train_labels", "test_images", "test_labels")
+    missing = [key for key in needed if key not in arrays]
+    if missing:
+        raise UserError(f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'nothing'}")
+    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
+    for part in parts:
+        if f"{part}_labels" not in arrays:
+            raise UserError(f"{path} has {part}_images but no {part}_labels")
+        if len(arrays[f"{part}_images"]) != len(arrays[f"{part}_labels"]):
+            raise UserError(f"{path}: {part}_images and {part}_labels have different lengths")
+    images = np.concatenate([with_channels(arrays[f"{part}_images"], path) for part in parts])
+    labels = np.concatenate([flat_labels(arrays[f"{part}_labels"], path) for part in parts])
+    test = np.concatenate([np.full(len(arrays[f"{part}_labels"]), part == "test") for part in parts])
+    names = class_names(arrays.get("class_names"), labels, path)
+    return Dataset(path.stem, images, labels, names, test)
+
+
+def with_channels(images: NDArray[Any], source: object) -> Images:
+    """Grey or colour uint8 images as (samples, height, width, channels)."""
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:3] or images.dtype != np.uint8:
+        raise UserError(
+            f"{source}: expected uint8 images of shape (samples, height, width) or (samples, height, width, 1 or 3), "
+            f"found {images.dtype} {images.shape}"
+        )
+    return images
+
+
+def flat_labels(labels: NDArray[Any], source: object) -> Labels:
+    """One whole number an image; MedMNIST stores them as a column."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (len(labels) and labels.min() < 0):
+        raise UserError(f"{source}: expected one class number from 0 an image, found {labels.dtype} {labels.shape}")
+    return labels.astype(np.int64)
+
+
+def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> tuple[str, ...]:
+    count = int(labels.max()) + 1
+    if names is None:
+        return tuple(str(number) for number in range(count))
+    if len(names) < count:
+        raise UserError(f"{source}: {len(names)} class names for labels up to {count - 1}")
+    return tuple(str(name) for name in names)
+
+
+def from_torchvision(name: str, settings: DataSettings) -> Dataset:
+    """A data set of torchvision's in the data folder, in torchvision's own layout; checksums are torchvision's."""
+    import torchvision.datasets
+
+    if settings.folder is None:
+        raise UserError(f"{name} needs a data folder: give --data-dir or set FEDVIT_DATA")
+    kind = getattr(torchvision.datasets, TORCHVISION[name][0])
+    try:
+        if name == "pcam":
+            return from_pcam(kind, settings)
+        parts = [kind(settings.folder, train=train, download=settings.download) for train in (True, False)]
+    except (RuntimeError, OSError, ImportError) as problem:
+        raise UserError(
+            f"{name} cannot be read from {settings.folder} ({str(problem).splitlines()[0]}): put torchvision's files "
+            "there, or fetch them with --set data.download=true"
+        ) from problem
+    images = np.concatenate([with_channels(np.asarray(part.data), name) for part in parts])
+    labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
+    test = np.repeat([False, True], [len(part.targets) for part in parts])
+    return Dataset(name, images, labels, tuple(map(str, parts[0].classes)), test)
+
+
+def from_pcam(kind: Any, settings: DataSettings) -> Dataset:
+    """PatchCamelyon: too large for memory, so its images go through the cache once."""
+    parts = [kind(settings.folder, split=split, download=settings.download) for split in ("train", "val", "test")]
+    labels = np.array([part[i][1] for part in parts for i in range(len(part))], dtype=np.int64)
+    test = np.repeat([False, False, True], [len(part) for part in parts])
+
+    def image(number: int) -> Images:
+        for part in parts:
+            if number < len(part):
+                return np.asarray(part[number][0].convert("RGB"), dtype=np.uint8)
+            number -= len(part)
+        raise IndexError(number)
+
+    key = ("pcam", [len(part) for part in parts])
+    images, _ = cache.images(settings.cache_folder, key, len(labels), 96, image, skip_bad=False)
+    return Dataset("pcam", images, labels, ("no tumour", "tumour"), test)
+
+
+def from_folder(root: Path, settings: DataSettings, size: int) -> Dataset:
+    """Image folders of any layout, decoded once into the cache."""
+    found = folders.scan(root, settings.layout, settings.class_list)
+    modes: Counter[str] = Counter()
+    images, good = cache.images(
+        settings.cache_folder,
+        ("folder", folders.fingerprint(found.files, root)),
+        len(found.files),
+        size,
+        lambda number: folders.decode(found.files[number], size, modes),
+        skip_bad=settings.skip_bad,
+    )
+    if len(modes) == 2:
+        log.warning("%s mixes %d grey and %d colour images: all become colour", root, modes["grey"], modes["colour"])
+    if not good.all():
+        log.warning("%d of %d files in %s could not be read and are left out", (~good).sum(), len(good), root)
+    labels = found.labels[good]
+    for label, name in enumerate(found.class_names):
+        count = int((labels == label).sum())
+        if count == 0 and not settings.class_list:
+            raise UserError(f"the class {name!r} in {root} has no image that can be read")
+        if count == 1:
+            log.warning("the class %r in %s has one image: it is trained on and never tested", name, root)
     return Dataset(
-        name="digits",
-        images=np.repeat(grey[..., None], 3, axis=3),
-        labels=bunch.target.astype(np.int64),
-        class_names=tuple(str(name) for name in bunch.target_names),
+        root.name,
+        images,
+        labels,
+        found.class_names,
+        None if found.official_test is None else found.official_test[good],
+        None if found.groups is None else found.groups[good],
+        found.group_names,
     )
 
 
-SOURCES: dict[str, Callable[[], Dataset]] = {"digits": digits}
+def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None) -> Dataset:
+    """Each client's (images, labels) arrays, or a torch Dataset of (image, label), from Python."""
+    if not clients:
+        raise UserError("expected a client's data by name, found no client")
+    pairs = {name: arrays_of(name, data) for name, data in clients.items()}
+    shapes = {images.shape[1:] for images, _ in pairs.values()}
+    if len(shapes) > 1:
+        raise UserError(f"clients have images of different shapes, {sorted(shapes)}: resize them to one")
+    labels = np.concatenate([labels for _, labels in pairs.values()])
+    groups = np.repeat(np.arange(len(pairs)), [len(labels) for _, labels in pairs.values()])
+    given = None if names is None else np.asarray(names)
+    return Dataset(
+        "python",
+        np.concatenate([images for images, _ in pairs.values()]),
+        labels,
+        class_names(given, labels, "class_names"),
+        groups=groups,
+        group_names=tuple(map(str, clients)),
+    )
 
 
-def load(settings: DataSettings) -> Dataset:
-    """The data set of these settings."""
-    if settings.name not in SOURCES:
-        raise UserError(f"unknown data set {settings.name!r}; {nearest(settings.name, SOURCES)}")
-    return SOURCES[settings.name]()
+def arrays_of(name: str, data: Any) -> tuple[Images, Labels]:
+    if isinstance(data, tuple) and len(data) == 2:
+        images, labels = data
+    else:
+        items = [data[i] for i in range(len(data))]
+        images, labels = np.stack([np.asarray(item[0]) for item in items]), [int(item[1]) for item in items]
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
+        images = images.transpose(0, 2, 3, 1)  # torch's channels first
+    if images.dtype.kind == "f":
+        if images.size and (images.min() < 0 or images.max() > 1):
+            raise UserError(f"client {name}: float images must lie in 0..1, found {images.min():g}..{images.max():g}")
+        images = np.round(images * 255).astype(np.uint8)
+    return with_channels(images, f"client {name}"), flat_labels(labels, f"client {name}")
+
+
+# Scarcity.
+
+
+def keep_samples(dataset: Dataset, wanted: int, seed: int, *, train_only: bool) -> Dataset:
+    """So many images, the same number of every class as far as there are enough.
+
+    Under a rule with an official test set only training images are dropped; a pooled rule counts all of them.
+    """
+    spared = dataset.official_test if train_only and dataset.official_test is not None else None
+    pool = np.arange(len(dataset)) if spared is None else np.flatnonzero(~spared)
+    if wanted > len(pool):
+        raise UserError(f"--samples {wanted} of {len(pool)} images: ask for fewer, or leave it out")
+    generator = randomness.numpy_generator(seed, "samples")
+    shuffled = generator.permutation(pool)
+    order = np.argsort(dataset.labels[shuffled], kind="stable")
+    by_class = dataset.labels[shuffled][order]
+    rank = np.empty(len(pool), dtype=np.int64)  # the how-manieth of its class each image is
+    starts = np.searchsorted(by_class, by_class)
+    rank[order] = np.arange(len(pool)) - starts
+    tie = generator.permutation(dataset.classes)[dataset.labels[shuffled]]
+    chosen = shuffled[np.lexsort((tie, rank))[:wanted]]
+    kept = np.sort(chosen if spared is None else np.concatenate([chosen, np.flatnonzero(spared)]))
+    return replace(
+        dataset,
+        images=dataset.images[kept],
+        labels=dataset.labels[kept],
+        official_test=None if dataset.official_test is None else dataset.official_test[kept],
+        groups=None if dataset.groups is None else dataset.groups[kept],
+    )
+
+
+def catalogue(settings: DataSettings) -> list[dict[str, Any]]:
+    """Every data set by name, what it holds, and whether it is here."""
+    folder = settings.folder
+    entries = [{"name": "digits", "kind": "embedded", "images": 1797, "classes": 10, "present": True}]
+    for name, (kind, images, classes) in TORCHVISION.items():
+        entry = {"name": name, "kind": f"torchvision.{kind}", "images": images, "classes": classes}
+        entries.append({**entry, "present": has_torchvision(name, folder)})
+    here = {path.stem: path for path in sorted(folder.glob("*.npz"))} if folder and folder.is_dir() else {}
+    for name in dict.fromkeys([*MEDMNIST, *here]):
+        kind = "MedMNIST npz" if name in MEDMNIST else "npz"
+        entries.append({"name": name, "kind": kind, "images": None, "classes": None, "present": name in here})
+    if folder and folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and folders.looks_like_images(path):
+                kind = "folders by domain or site" if folders.group_names(path, "auto") else "folders by class"
+                entries.append({"name": path.name, "kind": kind, "images": None, "classes": None, "present": True})
+    return entries
+
+
+TORCHVISION_FILES = {
+    "cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python", "mnist": "MNIST/raw",
+    "fashion_mnist": "FashionMNIST/raw", "pcam": "pcam",
+}  # fmt: skip
+
+
+def has_torchvision(name: str, folder: Path | None) -> bool:
+    return folder is not None and (folder / TORCHVISION_FILES[name]).is_dir()

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from fedvit import randomness
 from fedvit.data.datasets import Dataset, Indices, Labels
 from fedvit.errors import UserError, nearest
-from fedvit.settings import PartitionSettings
+from fedvit.settings import DataSettings, PartitionSettings
 
-TEST_SHARE = 0.25
 MAX_REDRAWS = 10_000
+DEFAULT_CLIENTS = 24
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,16 @@ class ClientSplit:
 
 @dataclass(frozen=True)
 class Split:
-    """Every client's images, and the global test set."""
+    """Every client's images, the global test set, and the clients that never train."""
 
     clients: Mapping[str, ClientSplit]
     global_test: Indices
+    class_names: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+    @property
+    def seen(self) -> list[str]:
+        return [name for name in self.clients if name not in self.unseen]
 
     def to_json(self) -> dict[str, Any]:
         body = {
@@ -41,45 +47,77 @@ class Split:
                 name: {"train": part.train.tolist(), "val": part.val.tolist(), "test": part.test.tolist()}
                 for name, part in self.clients.items()
             },
+            "unseen": list(self.unseen),
             "global_test": self.global_test.tolist(),
+            "class_names": list(self.class_names),
         }
         text = json.dumps(body, sort_keys=True)
         return {"hash": hashlib.sha256(text.encode()).hexdigest(), **body}
 
 
-def split(dataset: Dataset, settings: PartitionSettings, *, batch: int, val: float, seed: int) -> Split:
+@dataclass(frozen=True)
+class Request:
+    """What a rule gets beside the data: its settings, the fewest images of a client, the share for testing."""
+
+    settings: PartitionSettings
+    clients: int
+    least: int
+    test: float
+    generator: Generator
+
+
+RULES = ("iid", "dirichlet", "dirichlet_train", "pathological", "dh", "domain", "site")
+POOLED_RULES = ("dirichlet", "domain", "site")  # train and test are divided together
+
+
+def split(dataset: Dataset, settings: PartitionSettings, data: DataSettings, *, batch: int, seed: int) -> Split:
     """Divide the data set over clients by the rule of this name."""
-    rules: dict[str, Callable[[Dataset, PartitionSettings, int, Generator], Split]] = {
+    rules: dict[str, Callable[[Dataset, Request], Split]] = {
         "iid": iid,
         "dirichlet": dirichlet,
         "dirichlet_train": dirichlet_train,
         "pathological": pathological,
         "dh": dh,
+        "domain": by_domain,
+        "site": by_site,
     }
-    if settings.name not in rules:
-        raise UserError(f"unknown partition {settings.name!r}; {nearest(settings.name, rules)}")
-    generator = randomness.numpy_generator(seed, "partition")
-    least = least_samples(settings, len(dataset), batch)
-    if settings.clients * max(least, 2) > len(dataset):
+    name, clients = settings.name or "dirichlet", settings.clients or DEFAULT_CLIENTS
+    if name not in rules:
+        raise UserError(f"unknown partition {name!r}; {nearest(name, rules)}")
+    least = least_samples(settings, clients, len(dataset), batch / data.test)
+    if clients * max(least, 2) > len(dataset):
         raise UserError(
-            f"{len(dataset)} images cannot serve {settings.clients} clients with at least {max(least, 2)} each; "
+            f"{len(dataset)} images cannot serve {clients} clients with at least {max(least, 2)} each; "
             f"at most {len(dataset) // max(least, 2)} clients are possible"
         )
-    result = rules[settings.name](dataset, settings, least, generator)
-    for name, part in result.clients.items():
+    generator = randomness.numpy_generator(seed, "partition")
+    result = rules[name](dataset, Request(settings, clients, least, data.test, generator))
+    for client, part in result.clients.items():
         if len(part.train) == 0 or len(part.test) == 0:
             raise UserError(
-                f"client {name} would have {len(part.train)} training and {len(part.test)} test images; "
-                "use fewer clients or a larger partition.min_samples"
+                f"client {client} would have {len(part.train)} training and {len(part.test)} test images; "
+                "use fewer clients, a larger partition.min_samples or a larger data.test"
             )
-    return hold_out_val(result, val, seed) if val else result
+    if data.val:
+        result = hold_out_val(result, data.val, seed)
+    return replace(
+        result, class_names=dataset.class_names, unseen=choose_unseen(list(result.clients), data.unseen, seed)
+    )
 
 
-def least_samples(settings: PartitionSettings, total: int, batch: int) -> int:
-    """The fewest images a client may have."""
+def choose_unseen(clients: list[str], count: int, seed: int) -> tuple[str, ...]:
+    """The clients that never train."""
+    if count >= len(clients):
+        raise UserError(f"data.unseen={count} of {len(clients)} clients leaves nobody to train")
+    order = randomness.numpy_generator(seed, "unseen").permutation(len(clients))
+    return tuple(clients[i] for i in sorted(order[:count]))
+
+
+def least_samples(settings: PartitionSettings, clients: int, total: int, enough: float) -> int:
+    """The fewest images a client may have: one batch to train on, or half an equal share."""
     if settings.min_samples is not None:
         return settings.min_samples
-    return int(min(batch / TEST_SHARE, total / settings.clients / 2))
+    return 1 if settings.name == "site" else int(min(enough, total / clients / 2))
 
 
 def hold_out_val(whole: Split, share: float, seed: int) -> Split:
@@ -97,76 +135,167 @@ def hold_out_val(whole: Split, share: float, seed: int) -> Split:
 # Rules over the pooled data: each client's images are divided into train and test afterwards.
 
 
-def iid(dataset: Dataset, settings: PartitionSettings, least: int, generator: Generator) -> Split:
+def iid(dataset: Dataset, ask: Request) -> Split:
     """Every client gets the same number of images at random."""
     if dataset.official_test is not None:
-        train, test = official(dataset, generator)
-        shares = [generator.permutation(part) for part in (train, test)]
-        return train_only([np.array_split(part, settings.clients) for part in shares], test)
-    return pooled(np.array_split(generator.permutation(len(dataset)), settings.clients), generator)
+        train, test = official(dataset, ask)
+        parts = [np.array_split(ask.generator.permutation(part), ask.clients) for part in (train, test)]
+        return train_only(parts, test)
+    return pooled(np.array_split(ask.generator.permutation(len(dataset)), ask.clients), ask)
 
 
-def dirichlet(dataset: Dataset, settings: PartitionSettings, least: int, generator: Generator) -> Split:
+def dirichlet(dataset: Dataset, ask: Request) -> Split:
     """FedPerfix: train and test pooled, per class p ~ Dir(alpha), full clients get no more."""
     everything = np.arange(len(dataset))
-    counts = dirichlet_counts(dataset.labels, dataset.classes, settings, least, generator)
-    return pooled(deal(everything, dataset.labels, counts, generator), generator)
+    counts = dirichlet_counts(dataset.labels, dataset.classes, ask)
+    return pooled(deal(everything, dataset.labels, counts, ask.generator), ask)
 
 
-def pooled(owned: Sequence[Indices], generator: Generator) -> Split:
-    """75 % train and 25 % test per client at random, not stratified; the global test set is the union."""
+def pooled(owned: Sequence[Indices], ask: Request) -> Split:
+    """Train and test per client at random, not stratified; the global test set is the union."""
     clients = {}
     for number, indices in enumerate(owned):
-        order = generator.permutation(indices)
-        cut = len(order) - max(1, round(len(order) * TEST_SHARE))
+        order = ask.generator.permutation(indices)
+        cut = len(order) - max(1, round(len(order) * ask.test))
         clients[str(number)] = client_split(order[:cut], order[cut:])
-    return Split(clients, np.sort(np.concatenate([part.test for part in clients.values()])))
+    return Split(clients, union_of_tests(clients))
+
+
+def union_of_tests(clients: Mapping[str, ClientSplit]) -> Indices:
+    return np.sort(np.concatenate([part.test for part in clients.values()]))
+
+
+# Rules over domains and sites.
+
+
+def by_site(dataset: Dataset, ask: Request) -> Split:
+    """Every owner's folder is a client."""
+    groups = groups_of(dataset)
+    if ask.clients != len(dataset.group_names):
+        raise UserError(
+            f"there are {len(dataset.group_names)} sites, so --clients {ask.clients} cannot be: leave it out"
+        )
+    owned = {name: np.flatnonzero(groups == number) for number, name in enumerate(dataset.group_names)}
+    return stratified_clients(dataset, owned, ask)
+
+
+def by_domain(dataset: Dataset, ask: Request) -> Split:
+    """FedPerfix's Office-Home: the same number of clients in every domain, Dir(alpha) per class inside."""
+    groups, domains = groups_of(dataset), dataset.group_names
+    each, rest = divmod(ask.clients, len(domains))
+    if rest or not each:
+        raise UserError(
+            f"{ask.clients} clients cannot be divided over {len(domains)} domains ({', '.join(domains)}): "
+            f"use a multiple of {len(domains)}"
+        )
+    owned: dict[str, Indices] = {}
+    for number, domain in enumerate(domains):
+        members = np.flatnonzero(groups == number)
+        if each == 1:
+            owned[domain] = members
+            continue
+        labels = dataset.labels[members]
+        counts = domain_counts(labels, dataset.classes, each, domain, ask)
+        for client, part in enumerate(deal(members, labels, counts, ask.generator)):
+            owned[f"{domain}-{client}"] = part
+    return stratified_clients(dataset, owned, ask)
+
+
+def domain_counts(labels: Labels, classes: int, clients: int, domain: str, ask: Request) -> NDArray[np.int64]:
+    """Images of each class for each client of one domain; redrawn until all have enough."""
+    sizes = np.bincount(labels, minlength=classes)
+    least = min(ask.least, int(len(labels) / clients / 2))
+    for _ in range(MAX_REDRAWS):
+        shares = ask.generator.dirichlet(np.full(clients, ask.settings.alpha), size=classes)
+        edges = np.round(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
+        counts: NDArray[np.int64] = np.diff(edges, axis=1, prepend=0)
+        if counts.sum(axis=0).min() >= least:
+            return counts
+    raise UserError(
+        f"no split of the {len(labels)} images of {domain} over {clients} clients with alpha {ask.settings.alpha} gave "
+        f"every client {least} images in {MAX_REDRAWS:,} draws: use fewer clients, a larger alpha or a smaller "
+        "partition.min_samples"
+    )
+
+
+def groups_of(dataset: Dataset) -> Labels:
+    if dataset.groups is None:
+        raise UserError(
+            f"{dataset.name} has no domains or sites: expected folders site/class/image; use another partition"
+        )
+    return dataset.groups
+
+
+def stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Request) -> Split:
+    """The source's own train and test of every client, or a stratified share for testing."""
+    clients = {}
+    for name, indices in owned.items():
+        if dataset.official_test is not None:
+            test = dataset.official_test[indices]
+            clients[name] = client_split(indices[~test], indices[test])
+        else:
+            clients[name] = client_split(*stratified(dataset.labels, indices, ask))
+    return Split(clients, union_of_tests(clients))
+
+
+def stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices, Indices]:
+    """The same share of every class for testing; a class with one image is trained on."""
+    train, test = [], []
+    for label in np.unique(labels[indices]):
+        members = ask.generator.permutation(indices[labels[indices] == label])
+        count = 0 if len(members) == 1 else max(1, round(len(members) * ask.test))
+        test.append(members[:count])
+        train.append(members[count:])
+    return np.concatenate(train), np.concatenate(test)
 
 
 # Rules over the official training set: the global test set is the official one.
 
 
-def dirichlet_train(dataset: Dataset, settings: PartitionSettings, least: int, generator: Generator) -> Split:
+def dirichlet_train(dataset: Dataset, ask: Request) -> Split:
     """FedPEFT: the training set by Dir(alpha) per class; test images in the client's class proportions."""
-    train, test = official(dataset, generator)
-    labels = dataset.labels[train]
-    counts = dirichlet_counts(labels, dataset.classes, settings, least, generator)
-    return by_shares(dataset, train, test, counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), generator)
+    train, test = official(dataset, ask)
+    counts = dirichlet_counts(dataset.labels[train], dataset.classes, ask)
+    return by_shares(dataset, train, test, normalised(counts), ask.generator)
 
 
-def pathological(dataset: Dataset, settings: PartitionSettings, least: int, generator: Generator) -> Split:
+def pathological(dataset: Dataset, ask: Request) -> Split:
     """FedV: every client has `classes` classes, each class divided evenly over its owners."""
-    per_client = settings.classes
+    per_client = ask.settings.classes
     if not 1 <= per_client <= dataset.classes:
         raise UserError(f"partition.classes must lie in 1..{dataset.classes}, found {per_client}")
-    owners = class_owners(dataset.classes, settings.clients, per_client, generator)
-    train, test = official(dataset, generator)
-    return by_shares(dataset, train, test, owners / np.maximum(owners.sum(axis=1, keepdims=True), 1), generator)
+    owners = class_owners(dataset.classes, ask.clients, per_client, ask.generator)
+    train, test = official(dataset, ask)
+    return by_shares(dataset, train, test, normalised(owners), ask.generator)
 
 
-def dh(dataset: Dataset, settings: PartitionSettings, least: int, generator: Generator) -> Split:
+def dh(dataset: Dataset, ask: Request) -> Split:
     """PFedEdit: `level` percent of the classes are missing at each client; shares are nearly equal."""
-    total = dataset.classes
-    per_client = max(1, round(total * (1 - settings.level / 100)), round(total / 10))
-    if per_client * settings.clients % total:
+    total, level = dataset.classes, ask.settings.level
+    per_client = max(1, round(total * (1 - level / 100)), round(total / 10))
+    if per_client * ask.clients % total:
         raise UserError(
-            f"dh level {settings.level} gives {per_client} classes per client; with {total} classes the number of "
-            f"clients must be a multiple of {total // np.gcd(per_client, total)}, found {settings.clients}"
+            f"dh level {level} gives {per_client} classes per client; with {total} classes the number of clients must "
+            f"be a multiple of {total // np.gcd(per_client, total)}, found {ask.clients}"
         )
-    owners = class_owners(total, settings.clients, per_client, generator)
-    shares = owners * generator.uniform(0.4, 0.6, owners.shape)
-    train, test = official(dataset, generator)
-    return by_shares(dataset, train, test, shares / shares.sum(axis=1, keepdims=True), generator)
+    owners = class_owners(total, ask.clients, per_client, ask.generator)
+    shares = owners * ask.generator.uniform(0.4, 0.6, owners.shape)
+    train, test = official(dataset, ask)
+    return by_shares(dataset, train, test, normalised(shares), ask.generator)
 
 
-def official(dataset: Dataset, generator: Generator) -> tuple[Indices, Indices]:
-    """The source's own train and test; where it has none, a stratified quarter is held out as test."""
+def normalised(shares: NDArray[Any]) -> NDArray[np.float64]:
+    """Every class's shares (classes x clients) to sum 1; a class nobody owns stays at nothing."""
+    sums = shares.sum(axis=1, keepdims=True)
+    result: NDArray[np.float64] = shares / np.where(sums > 0, sums, 1)
+    return result
+
+
+def official(dataset: Dataset, ask: Request) -> tuple[Indices, Indices]:
+    """The source's own train and test; where it has none, a stratified share is held out as test."""
     mask = dataset.official_test
     if mask is None:
-        mask = np.zeros(len(dataset), dtype=bool)
-        for label in range(dataset.classes):
-            members = generator.permutation(np.flatnonzero(dataset.labels == label))
-            mask[members[: round(len(members) * TEST_SHARE)]] = True
+        return stratified(dataset.labels, np.arange(len(dataset)), ask)
     return np.flatnonzero(~mask), np.flatnonzero(mask)
 
 
@@ -195,18 +324,17 @@ def client_split(train: Indices, test: Indices) -> ClientSplit:
 # Shared pieces.
 
 
-def dirichlet_counts(
-    labels: Labels, classes: int, settings: PartitionSettings, least: int, generator: Generator
-) -> NDArray[np.int64]:
+def dirichlet_counts(labels: Labels, classes: int, ask: Request) -> NDArray[np.int64]:
     """How many images of each class each client gets (classes x clients); redrawn until all have enough."""
     sizes = np.bincount(labels, minlength=classes)
+    alpha = ask.settings.alpha
     for _ in range(MAX_REDRAWS):
-        counts = draw_counts(sizes, settings.clients, settings.alpha, generator)
-        if counts.sum(axis=0).min() >= least:
+        counts = draw_counts(sizes, ask.clients, alpha, ask.generator)
+        if counts.sum(axis=0).min() >= ask.least:
             return counts
     raise UserError(
-        f"no split of {len(labels)} images over {settings.clients} clients with alpha {settings.alpha} gave "
-        f"every client {least} images in {MAX_REDRAWS:,} draws; {possible(sizes, settings, least, generator)}"
+        f"no split of {len(labels)} images over {ask.clients} clients with alpha {alpha} gave every client "
+        f"{ask.least} images in {MAX_REDRAWS:,} draws; {possible(sizes, ask)}"
     )
 
 
@@ -219,27 +347,30 @@ def draw_counts(sizes: Labels, clients: int, alpha: float, generator: Generator)
         share = generator.dirichlet(np.full(clients, alpha)) * (held < fair)
         if not share.sum() > 0:  # every client with a share is full, or alpha is so small that all underflow
             share = (held < fair).astype(np.float64)
-        edges = np.floor(np.cumsum(share / share.sum()) * size).astype(np.int64)
+        # The cumulative sum may end a hair below 1; floored as it is, the last client would get a stray image.
+        edges = np.floor(np.cumsum(share / share.sum()) * size + 1e-6).astype(np.int64)
         edges[-1] = size
         counts[label] = np.diff(edges, prepend=0)
         held += counts[label]
     return counts
 
 
-def possible(sizes: Labels, settings: PartitionSettings, least: int, generator: Generator) -> str:
+def possible(sizes: Labels, ask: Request) -> str:
     """What would work instead: the largest smaller number of clients, the smallest larger alpha."""
+    alpha = ask.settings.alpha
 
     def works(clients: int, alpha: float) -> bool:
-        return any(draw_counts(sizes, clients, alpha, generator).sum(axis=0).min() >= least for _ in range(100))
+        draws = (draw_counts(sizes, clients, alpha, ask.generator) for _ in range(100))
+        return any(counts.sum(axis=0).min() >= ask.least for counts in draws)
 
     advice = []
-    for clients in range(settings.clients - 1, 0, -max(1, settings.clients // 16)):
-        if works(clients, settings.alpha):
+    for clients in range(ask.clients - 1, 0, -max(1, ask.clients // 16)):
+        if works(clients, alpha):
             advice.append(f"{clients} clients")
             break
     for factor in (2, 5, 10, 50, 100, 1000):
-        if works(settings.clients, settings.alpha * factor):
-            advice.append(f"alpha {settings.alpha * factor:g}")
+        if works(ask.clients, alpha * factor):
+            advice.append(f"alpha {alpha * factor:g}")
             break
     return f"possible: {' or '.join([*advice, 'a smaller partition.min_samples'])}"
 

@@ -20,7 +20,7 @@ Augment = Literal["none", "flip", "crop"]  # crop also flips
 class ClientData:
     """One client's images: views by index into the one array of the data set."""
 
-    images: Tensor  # (samples of the whole data set, height, width, 3) uint8
+    images: Tensor  # (samples of the whole data set, height, width, 1 or 3) uint8
     labels: Tensor
     train: Tensor
     val: Tensor
@@ -77,7 +77,7 @@ def crop(images: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def prepare(images: Tensor, inputs: InputSettings) -> Tensor:
-    """uint8 (batch, height, width, 3) to normalised float (batch, 3, size, size)."""
+    """uint8 (batch, height, width, 1 or 3) to normalised float (batch, 3, size, size); grey becomes colour."""
     x = images.permute(0, 3, 1, 2).float()
     if x.shape[-2:] != (inputs.size, inputs.size):
         shrinks = max(x.shape[-2:]) > inputs.size

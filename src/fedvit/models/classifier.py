@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 # A ViT for 8 px digits: small enough for a laptop, deep enough that "which layers are personal" is a question.
 MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2}
 
+TORCHVISION = ("resnet18", "resnet50", "resnet50_gn", "shufflenet_v2_x0_5")
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
 GROUPS = ("patch_embed", "pos_embed", "tokens", "norm", "attn", "mlp", "scale", "head")
 TOKENS = ("cls_token", "dist_token", "reg_token")
@@ -57,17 +58,50 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
             lambda: timm.models.vision_transformer.VisionTransformer(**(MICRO | sizes), num_classes=classes),
             settings,
         )
-    if not timm.is_model(settings.name):
-        known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), "vit_micro"]
-        hint = nearest(settings.name, known).split(" valid:")[0]
-        raise UserError(f"unknown model {settings.name!r}; {hint} any ViT of timm.list_models() will do")
-    model = checked_create(
-        lambda: timm.create_model(settings.name, pretrained=settings.pretrained, num_classes=classes, **sizes),
-        settings,
-    )
+    check_name(settings.name)
+    if settings.name in TORCHVISION:
+        if settings.patch_size is not None:
+            raise UserError(f"{settings.name} has no patches: leave --patch-size out")
+        model = checked_create(lambda: convolutional(settings, classes), settings)
+    else:
+        model = checked_create(
+            lambda: timm.create_model(settings.name, pretrained=settings.pretrained, num_classes=classes, **sizes),
+            settings,
+        )
     if settings.weights is not None:
         load_weights_(model, settings.weights)
     return model
+
+
+def check_name(name: str) -> None:
+    """A model we can build."""
+    if name == "vit_micro" or name in TORCHVISION or timm.is_model(name):
+        return
+    known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), *TORCHVISION, "vit_micro"]
+    hint = nearest(name, known).split(" valid:")[0]
+    raise UserError(
+        f"unknown model {name!r}; {hint} any ViT of timm.list_models() will do, or {', '.join(TORCHVISION)}"
+    )
+
+
+def convolutional(settings: ModelSettings, classes: int) -> nn.Module:
+    """torchvision's networks, which the papers compare with; pre-trained ones get a fresh classifier."""
+    import torchvision.models
+
+    name, groups = settings.name.removesuffix("_gn"), settings.name.endswith("_gn")
+    options = {"norm_layer": group_norm} if groups else {}
+    if not settings.pretrained:
+        model: nn.Module = torchvision.models.get_model(name, num_classes=classes, **options)
+        return model
+    if groups:
+        raise UserError(f"torchvision has no weights for {settings.name}: give --weights, or train from scratch")
+    model = torchvision.models.get_model(name, weights="DEFAULT")
+    model.fc = nn.Linear(model.fc.in_features, classes)  # type: ignore[union-attr,arg-type]
+    return model
+
+
+def group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(32, channels)
 
 
 def checked_create(create: Callable[[], nn.Module], settings: ModelSettings) -> nn.Module:
@@ -119,7 +153,7 @@ def load_weights_(model: nn.Module, path: Path) -> None:
 
 def head_names(model: nn.Module) -> list[str]:
     """The paths of every module that timm calls the classifier; a distilled DeiT has two."""
-    classifier = model.get_classifier()  # type: ignore[operator]
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else model.fc  # type: ignore[operator]
     members = classifier if isinstance(classifier, tuple) else (classifier,)
     return [path for path, module in model.named_modules() if any(module is m for m in members)]
 
@@ -183,12 +217,22 @@ class InputSettings:
     std: tuple[float, float, float]
 
 
-def input_settings(model: nn.Module) -> InputSettings:
-    """Size from the patch embedding, mean and deviation from the model's own configuration."""
-    config = getattr(model, "pretrained_cfg", None) or {}
-    half = (0.5, 0.5, 0.5)
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
-    return InputSettings(int(size[0]), tuple(config.get("mean", half)), tuple(config.get("std", half)))
+def input_size(settings: ModelSettings) -> int:
+    """The side of the model's images in pixels, without building it."""
+    if settings.image_size is not None:
+        return settings.image_size
+    if settings.name == "vit_micro":
+        return int(MICRO["img_size"])
+    check_name(settings.name)
+    config = None if settings.name in TORCHVISION else timm.get_pretrained_cfg(settings.name)
+    return int(config.input_size[-1]) if config is not None else 224
+
+
+def input_settings(model: nn.Module, settings: ModelSettings) -> InputSettings:
+    """Size from the settings, mean and deviation from the model's own configuration."""
+    half, imagenet = (0.5, 0.5, 0.5), {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    config = imagenet if settings.name in TORCHVISION else getattr(model, "pretrained_cfg", None) or {}
+    return InputSettings(input_size(settings), tuple(config.get("mean", half)), tuple(config.get("std", half)))
 
 
 def macs_per_example(model: nn.Module, size: int) -> int:

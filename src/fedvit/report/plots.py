@@ -26,6 +26,36 @@ COLORS = (
 )
 
 
+def draw_split(
+    counts: Mapping[str, Mapping[str, Sequence[int]]], class_names: Sequence[str], path: Path, title: str
+) -> None:
+    """Clients by classes: the darker, the more training images. Names are thinned out where they would overlap."""
+    table = np.array([parts["train"] for parts in counts.values()], dtype=float)
+    height, width = (min(0.28 * n, 14.0) for n in table.shape)
+    figure, axes = plt.subplots(figsize=(max(4.5, width) + 2.2, max(2.0, height) + 1.8))
+    image = axes.imshow(np.ma.masked_equal(table, 0), cmap="Blues", vmin=0, aspect="auto")
+    for axis, names, inches in (
+        (axes.xaxis, class_names, max(4.5, width)),
+        (axes.yaxis, list(counts), max(2.0, height)),
+    ):
+        step = max(1, int(np.ceil(len(names) * 0.13 / inches)))
+        axis.set_ticks(range(0, len(names), step), list(names)[::step], fontsize=7 if len(names) > 30 else 9)
+    axes.tick_params(axis="x", rotation=90 if max(map(len, class_names)) > 2 else 0, length=2)
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+    if table.size <= 400:
+        limit = table.max() * 0.6
+        for (row, column), number in np.ndenumerate(table):
+            if number:
+                color = "white" if number > limit else INK
+                axes.text(column, row, f"{number:.0f}", ha="center", va="center", fontsize=7, color=color)
+    figure.colorbar(image, ax=axes, label="training images", shrink=0.8)
+    axes.set_title(f"{title}: {len(counts)} clients, {len(class_names)} classes", loc="left", fontsize=11, color=INK)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    plt.close(figure)
+
+
 def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str) -> None:
     """Left: every client of every seed, and the mean. Right: the mean by round."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.15, 1]})

@@ -3,8 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+
+from fedvit.data.datasets import Dataset, Indices
+from fedvit.data.partition import Split
 
 
 def megabytes(nbytes: float) -> str:
@@ -75,6 +79,41 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             "-" if view["best_decile"] is None else f"{view['best_decile']:.1f}",
             f"{view['best_round']:.1f} ({view['best_round_number']})",
         )
+    return table
+
+
+def split_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, list[int]]]:
+    """Images of every class, for every client and part."""
+
+    def count(indices: Indices) -> list[int]:
+        return [int(n) for n in np.bincount(dataset.labels[indices], minlength=dataset.classes)]
+
+    return {
+        name: {"train": count(part.train), "val": count(part.val), "test": count(part.test)}
+        for name, part in split.clients.items()
+    }
+
+
+def split_table(counts: Mapping[str, Mapping[str, list[int]]], title: str) -> Table:
+    """Sizes and number of classes of every client."""
+    table = plain_table(title)
+    table.add_column("client", overflow="fold")
+    for name in ("train", "val", "test", "classes"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for client, parts in counts.items():
+        sizes = [str(sum(parts[part])) for part in ("train", "val", "test")]
+        table.add_row(client, *sizes, str(sum(number > 0 for number in parts["train"])))
+    return table
+
+
+def datasets_table(entries: Sequence[Mapping[str, Any]], folder: object) -> Table:
+    """`fedvit datasets` for people."""
+    table = plain_table(f"data folder: {folder or 'none, give --data-dir or set FEDVIT_DATA'}")
+    for name in ("data", "kind", "images", "classes", "here"):
+        table.add_column(name, justify="right" if name in ("images", "classes") else "left", overflow="fold")
+    for entry in entries:
+        numbers = ["" if entry[key] is None else f"{entry[key]:,}" for key in ("images", "classes")]
+        table.add_row(entry["name"], entry["kind"], *numbers, "yes" if entry["present"] else "-")
     return table
 
 

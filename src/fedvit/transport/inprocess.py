@@ -20,7 +20,7 @@ class InProcess:
         self.pending: dict[str, Memory] = {}
 
     def clients(self) -> Sequence[str]:
-        return list(self.worker.split.clients)
+        return self.worker.split.seen
 
     def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
         for name, down in messages.items():
