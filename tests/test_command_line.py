@@ -127,12 +127,126 @@ def test_schedules_change_the_rate_over_rounds(schedule: str) -> None:
     assert factors[-1] < 1
 
 
-@pytest.mark.parametrize("flags", [["--precision", "bf16"], ["--set", "augment=crop"], ["--set", "optimizer=adam"], ["--set", "val=0.2"], ["--partition", "iid"], ["--partition", "dirichlet_train"], ["--partition", "pathological", "--set", "classes=3"]])  # fmt: skip  # noqa: E501
-def test_other_settings_run(flags: list[str], tmp_path: Path) -> None:
+SETTINGS = [
+    ["--precision", "bf16"],
+    ["--set", "augment=crop"],
+    ["--set", "augment=flip"],
+    ["--set", "optimizer=adam", "--set", "weight_decay=0.1"],
+    ["--set", "optimizer=sgd"],
+    ["--set", "weight_decay=0.5"],
+    ["--set", "weighting=equal"],
+    ["--set", "train.schedule=exp", "--set", "decay=0.5"],
+    ["--set", "val=0.2"],
+    ["--set", "data.test=0.5"],
+    ["--partition", "iid"],
+    ["--partition", "dirichlet_train"],
+    ["--partition", "pathological", "--set", "classes=3"],
+    ["--samples", "900"],
+    ["--seed", "1"],
+]
+
+
+@pytest.mark.parametrize("flags", SETTINGS, ids=" ".join)
+def test_every_setting_has_an_effect(flags: list[str], run_folder: Path, tmp_path: Path) -> None:
     status, _, message = call("run", "--method", "fedper", *QUICK, *flags, "--out", tmp_path / "r", "--quiet")
     assert status == 0, message
+    plain, changed = ([row["personal_loss"] for row in Run(folder).clients] for folder in (run_folder, tmp_path / "r"))
+    assert plain != changed
     if "val=0.2" in flags:
         assert "val" in Run(tmp_path / "r").summary["views"]["personal"]
+
+
+def test_views_before_and_after_local_training_on_request(tmp_path: Path) -> None:
+    arguments = ["--method", "fedbabu", *QUICK, "--set", "before_after=true", "--out", tmp_path / "r", "--quiet"]
+    assert call("run", *arguments)[0] == 0
+    views = Run(tmp_path / "r").summary["views"]
+    assert set(views) == {"personal", "before", "after", "server"}
+    assert views["before"]["micro"] == pytest.approx(views["server"]["mean"])
+    assert views["after"]["loss"] < views["before"]["loss"]
+
+
+@pytest.mark.parametrize("method", ["fedbabu", "fedavg_ft", "fedperfix"])
+def test_a_runs_model_is_the_one_that_was_scored(method: str, tmp_path: Path) -> None:
+    from fedvit.evaluation import score
+    from tests.conftest import Bench, finish, tiny
+
+    experiment = tiny(method, {"steps": 9, "finetune": "all"} if method == "fedbabu" else None)
+    run = Run(finish(experiment, tmp_path / "r"))
+    bench = Bench(experiment, tmp_path)
+    for row in run.clients[:3]:
+        client = bench.worker.client(row["client"], 1, {})
+        found = score(run.model(row["client"]), client.data, client.data.test, bench.net.inputs, torch.device("cpu"))
+        assert found["loss"] == row["personal_loss"]
+
+
+def test_resume_needs_no_other_flag_and_takes_the_runs_own_keys(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    flags = ["--patch-size", "4", "--epochs", "1", "--clients", "30", "--cohort", "28", "--eval-every", "0"]
+    assert call("run", "--method", "fedperfix", *flags, "--rounds", "1", "--set", "s=0.5", "--out", folder)[0] == 0
+    status, _, message = call("run", "--resume", "--cohort", "28", "--set", "s=0.5", "--rounds", "2", "--out", folder)
+    assert status == 0, message
+    assert (
+        call("run", "--method", "fedperfix", *flags, "--rounds", "2", "--set", "s=0.5", "--out", tmp_path / "w")[0] == 0
+    )
+    for name in ("rounds.jsonl", "clients.csv", "run.toml"):
+        assert (folder / name).read_bytes() == (tmp_path / "w" / name).read_bytes(), name
+    assert fedvit.run(out=folder, resume=True).summary["rounds"] == 2
+    status, _, message = call("run", "--resume", "--set", "s=0.6", "--out", folder)
+    assert status == 2
+    assert "method.s was 0.5, now 0.6" in message
+
+
+def test_a_cosine_schedule_cannot_be_extended(tmp_path: Path) -> None:
+    assert call("run", *QUICK, "--set", "train.schedule=cosine", "--out", tmp_path / "r", "--quiet")[0] == 0
+    status, _, message = call("run", "--resume", "--rounds", "5", "--out", tmp_path / "r")
+    assert status == 2
+    assert "plans its rates over 2 rounds" in message.replace("\n", " ")
+
+
+def test_changed_data_is_noticed_on_resume(run_folder: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(run_folder, tmp_path / "r")
+    split = (folder / "split.json").read_text()
+    (folder / "split.json").write_text(split.replace('"hash": "', '"hash": "0'))
+    status, _, message = call("run", "--resume", "--rounds", "3", "--out", folder)
+    assert status == 2
+    assert "has changed since the run began" in message.replace("\n", " ")
+
+
+def test_a_pair_that_equals_a_simpler_one_says_so(tmp_path: Path) -> None:
+    for label, simpler in (
+        ("fedper+head", "local+head"),
+        ("fedbn+head", "fedavg+head"),
+        ("vanilla_attention+lora", "fedper+lora"),
+    ):
+        method, tune = label.split("+")
+        assert call("run", "--method", method, "--tune", tune, *QUICK, "--out", tmp_path / label, "--quiet")[0] == 0
+        assert f"{label} equals {simpler}" in (tmp_path / label / "log.txt").read_text()
+    assert call("run", "--method", "fedrep", "--tune", "head", *QUICK, "--out", tmp_path / "r", "--quiet")[0] == 0
+    assert "equals" not in (tmp_path / "r" / "log.txt").read_text()
+
+
+def test_compare_takes_settings_of_some_rows_and_names_rows_by_their_tune(tmp_path: Path) -> None:
+    flags = [*QUICK, "--rounds", "1", "--seeds", "0", "--quiet", "--out"]
+    assert (
+        call("compare", "fedper", "fedperfix", "--set", "s=0.5", "--set", "partition.name=iid", *flags, tmp_path / "a")[
+            0
+        ]
+        == 0
+    )
+    assert Run(tmp_path / "a" / "fedperfix" / "seed0").experiment.method["s"] == 0.5
+    assert call("compare", "local+full", "fedper", *flags, tmp_path / "b")[0] == 0
+    assert call("compare", "fedper", "--tune", "bias", *flags, tmp_path / "c")[0] == 0
+    labels = [entry["label"] for entry in json.loads((tmp_path / "c" / "compare.json").read_text())]
+    assert labels == ["local+bias", "fedper+bias"]
+    (tmp_path / "mine.toml").write_text('[method]\nname = "fedper"\n[train]\nlr = 0.004\n')
+    assert call("compare", tmp_path / "mine.toml", "--save", tmp_path / "t.json", *flags, tmp_path / "d")[0] == 0
+    saved = json.loads((tmp_path / "t.json").read_text())
+    assert [(row["label"], row["lr"]) for row in saved["rows"]] == [("local", 0.002), ("mine", 0.004)]
+    assert saved["settings"]["train"]["rounds"] == 1
+    status, _, message = call("compare", "fedper", "--set", "method.mu=1", *flags, tmp_path / "e")
+    assert (status, "no row has this key" in message) == (2, True)
 
 
 def test_compare_includes_local_and_skips_finished_rows(tmp_path: Path) -> None:
@@ -244,6 +358,21 @@ MISTAKES = [
     (["--image-size", "9", "--patch-size", "4", "--method", "custom", "--set", "personal=blocks.77"], "blocks.77"),
     (["--method", "fedbabu", "--tune", "head"], "trains nothing"),
     (["--method", "fedperfix", "--set", "combine=multiply"], "method.combine"),
+    (["--method", "fedperfix", "--set", "bottleneck=0"], "method.bottleneck"),
+    (["--method", "prompts", "--set", "method.dropout=2"], "method.dropout"),
+    (["--tune", "lora", "--set", "rank=0"], "tune.rank"),
+    (["--tune", "scale"], "'scale' matches no weight"),
+    (["--tune", "norm,blocks.77"], "'blocks.77' matches no weight"),
+    (["--method", "custom", "--set", "personal=head,blocks.77"], "'blocks.77' matches no weight"),
+    (["--set", "lr=true"], "train.lr"),
+    (["--set", "momentum=0.9"], "train.optimizer=sgd"),
+    (["--model", "vit_small_patch16_rope_224", "--image-size", "32", "--tune", "prompt"], "plain attention"),
+    (["--model", "resnet18", "--image-size", "32", "--method", "fedperfix"], "needs a timm ViT or DeiT"),
+    (["--model", "resnet18", "--image-size", "32", "--method", "vanilla_attention"], "'attn' matches no weight"),
+    (["--partition", "site"], "has no domains or sites"),
+    (["--data", "organamnist"], "MedMNIST publishes it"),
+    (["--samples", "5000"], "--samples 5000 of 1797"),
+    (["--set", "unseen=24"], "cannot be sampled"),
     (["nowhere.toml"], "no experiment file at nowhere.toml"),
 ]
 
@@ -260,8 +389,9 @@ def test_a_mistake_gets_status_2_and_says_what_to_do(arguments: list[str], told:
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown method"):
-        call("run", "--method", "nothing", "--debug", "--out", tmp_path / "r")
+    status, _, message = call("run", "--method", "nothing", "--debug", "--out", tmp_path / "r")
+    assert status == 2
+    assert "Traceback" in message
 
 
 def test_an_output_folder_with_another_run_is_refused(run_folder: Path) -> None:
@@ -290,6 +420,14 @@ def test_a_loss_that_turns_nan_is_told_and_the_last_checkpoint_stays_good(tmp_pa
     assert "became nan in round 3" in message or "became inf in round 3" in message
     assert "smaller --lr" in message
     assert all((folder / "checkpoint" / name).read_bytes() == blob for name, blob in good.items() if "000002" in name)
+
+
+def test_weights_that_break_in_the_only_step_are_not_written_down(tmp_path: Path) -> None:
+    flags = ["--batch", "1500", "--epochs", "1", "--lr", "1e30", "--clients", "6", "--cohort", "2", "--patch-size", "4"]
+    status, _, message = call("run", *flags, "--set", "optimizer=sgd", "--out", tmp_path / "r")
+    assert status == 2
+    assert "in round 1" in message
+    assert not list((tmp_path / "r").glob("checkpoint/*"))
 
 
 def test_weights_must_be_safetensors_that_fit(tmp_path: Path) -> None:

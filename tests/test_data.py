@@ -185,19 +185,19 @@ def test_sixteen_bit_images_are_scaled_not_cut_off(tmp_path: Path, store: Path) 
 def test_an_empty_class_is_named(tmp_path: Path, store: Path) -> None:
     root = folder(tmp_path / "d", CLASSES)
     (root / "emu").mkdir()
-    with pytest.raises(UserError, match="the class 'emu'.*is empty"):
+    with pytest.raises(UserError, match=r"the class 'emu'.*is empty"):
         load(settings(root, store), 16)
 
 
 def test_sites_with_different_classes_are_named_unless_listed(tmp_path: Path, store: Path) -> None:
     root = folder(tmp_path / "d", ("a", "b"), CLASSES)
     folder(root / "c", ("cat", "dog"))
-    with pytest.raises(UserError, match=r"different class names: c lacks owl.*data\.classes"):
+    with pytest.raises(UserError, match=r"different class names: c lacks owl.*data\.class_names"):
         load(settings(root, store), 16)
-    data = load(settings(root, store, classes="owl, dog, cat"), 16)
+    data = load(settings(root, store, class_names="owl, dog, cat"), 16)
     assert data.class_names == ("owl", "dog", "cat")
     with pytest.raises(UserError, match="does not list: owl"):
-        load(settings(root, store, classes="dog,cat"), 16)
+        load(settings(root, store, class_names="dog,cat"), 16)
 
 
 def test_mixed_depths_and_empty_folders_are_refused(tmp_path: Path, store: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_missing_medmnist_file_is_told_where_it_comes_from(tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"organamnist\.npz is not in .*MedMNIST publishes it"):
         load(DataSettings(name="organamnist", dir=tmp_path), 8)
     with pytest.raises(UserError, match="did you mean 'organamnist'"):
-        load(DataSettings(name="organmnist", dir=tmp_path), 8)
+        load(DataSettings(name="organamnst", dir=tmp_path), 8)
 
 
 # torchvision: its real classes on small files of the same layout.

@@ -32,7 +32,7 @@ def test_the_first_matching_rule_wins_and_the_rest_is_frozen() -> None:
 
 
 def test_a_rule_without_a_match_is_an_error() -> None:
-    with pytest.raises(UserError, match="'nose' -> personal matches no weight"):
+    with pytest.raises(UserError, match="'nose' matches no weight"):
         assign(vit(), ((under("nose"), PERSONAL), (everything, SHARED)))
     with pytest.raises(UserError, match="matches no weight"):
         assign(vit(), ((of_type("batch norm", nn.BatchNorm2d), PERSONAL), (everything, SHARED)))

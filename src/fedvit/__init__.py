@@ -42,8 +42,9 @@ def run(
     dataset = from_clients(data, class_names) if isinstance(data, Mapping) else None
     name = None if data is None else "python" if dataset else str(data)
     groups = dataset.group_names if dataset else None
-    resolved = config.load(file, settings or {}, {**flags, "data": name}, groups=groups)
-    folder = Path(out) if out is not None else running.default_folder(resolved)
+    place = Path(out) if out is not None else None
+    flags = {**flags, "data": name}
+    resolved, folder = running.settle(file, settings or {}, flags, place, resume=resume, groups=groups)
     for _ in running.start_or_resume(resolved, folder, resume=resume, dataset=dataset):
         pass
     return Run(folder)

@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load, save
 
@@ -46,16 +45,21 @@ def load_checkpoint(folder: Path, store: Store, *, clean: bool = True) -> Server
     for path in manifests:
         try:
             manifest = json.loads(path.read_text())
-            blobs = {v["file"]: whole(folder, v) for v in [manifest["server"], *manifest["clients"].values()]}
+            blob = whole(folder, manifest["server"])
+            for version in manifest["clients"].values():
+                whole(folder, version)  # one at a time: all memories together may not fit
         except (OSError, ValueError, KeyError, TypeError) as problem:
             damage.append(f"{path.name}: {problem}")
             log.warning("checkpoint %s is damaged (%s); trying the generation before it", path.name, problem)
             continue
-        groups = unflatten(load(blobs[manifest["server"]["file"]]))
+        groups = unflatten(load(blob))
         memory = {k.removeprefix("memory:"): v for k, v in groups.items() if k.startswith("memory:")}
         store.versions = manifest["clients"]
         if clean:
-            sweep(folder, manifest)
+            sweep(folder, manifest["round"])
+            current = {version["file"] for version in store.versions.values()}
+            older = sorted(f"clients/{path.name}" for path in folder.glob("clients/*"))
+            store.superseded = [(manifest["round"], file) for file in older if file not in current]
         return Server(manifest["round"], groups.get("shared", {}), memory)
     if damage:
         raise UserError(
@@ -73,10 +77,16 @@ def whole(folder: Path, version: Version) -> bytes:
     return blob
 
 
-def sweep(folder: Path, manifest: dict[str, Any]) -> None:
-    """Remove what this generation does not need: newer files of a lost round, half-written ones, old ones."""
-    needed = {manifest["server"]["file"], *(v["file"] for v in manifest["clients"].values())}
-    needed.add(f"manifest-{manifest['round']:06d}.json")
+def sweep(folder: Path, round_: int) -> None:
+    """Remove what no generation up to this round needs: newer files of a lost round, and half-written ones."""
+    needed = set()
+    for path in folder.glob("manifest-*.json"):
+        if int(path.stem.rpartition("-")[2]) <= round_:
+            try:
+                manifest = json.loads(path.read_text())
+                needed |= {path.name, manifest["server"]["file"], *(v["file"] for v in manifest["clients"].values())}
+            except (ValueError, KeyError, TypeError):
+                continue  # damaged, so it keeps nothing alive
     for path in [*folder.glob("*"), *folder.glob("clients/*")]:
         if path.is_file() and str(path.relative_to(folder)) not in needed:
             path.unlink()

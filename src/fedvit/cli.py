@@ -100,7 +100,9 @@ def clear_errors(debug: bool = False) -> Iterator[None]:
         yield
     except UserError as problem:
         if debug:
-            raise
+            import traceback
+
+            traceback.print_exc()
         err.print(f"[bold red]error:[/] {escaped(str(problem))}", soft_wrap=True, highlight=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
@@ -132,10 +134,7 @@ def run(
         from fedvit.report.tables import summary_table
 
         sets = config.parse_sets(flags["sets"] or [])
-        settings = config.load(experiment, sets, given(flags))
-        folder = flags["out_dir"] or running.default_folder(settings)
-        if resume and (folder / "run.toml").is_file():
-            settings = config.load(experiment, sets, given(flags), base=config.read(folder / "run.toml"))
+        settings, folder = running.settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
         steps = running.start_or_resume(settings, folder, resume=resume)
         with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
             progress.start(settings.label, len(Run(folder).rounds) if resume else 0)
@@ -153,6 +152,9 @@ def compare(
     *,
     seeds: Annotated[str, typer.Option(help="Seeds, joined by commas.")] = "0,1,2",
     base: Annotated[Path | None, typer.Option("--from", help="An experiment file under all rows.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Also write the table, with settings and versions, to this JSON file.")
+    ] = None,
     **flags: Any,
 ) -> None:
     """Compare rows on the same data, split and seeds; Local is always among them. Finished rows are not run again."""
@@ -161,14 +163,14 @@ def compare(
 
         from fedvit import compare as comparing
         from fedvit import config
-        from fedvit.experiment import Run
         from fedvit.report.plots import draw_comparison
         from fedvit.report.progress import Progress
         from fedvit.report.tables import comparison_table
 
         numbers = parse_seeds(seeds, flags["seed"])
-        table = comparing.make_rows(rows, numbers, base, config.parse_sets(flags["sets"] or []), given(flags))
-        folder = flags["out_dir"] or comparing.default_folder(table)
+        sets = config.parse_sets(flags["sets"] or [])
+        table = comparing.make_rows(rows, numbers, base, sets, given(flags))
+        folder = flags["out_dir"] or comparing.default_folder(table, sets)
         total = sum(experiment.train.rounds for row in table for experiment in row.experiments.values())
         with Progress(err, total, quiet=flags["quiet"]) as progress:
             steps = comparing.compare(
@@ -177,12 +179,14 @@ def compare(
             for done in steps:
                 progress.step(done)
         entries = json.loads((folder / "compare.json").read_text())
-        first = next(iter(table[0].experiments.values()))
+        if save is not None:
+            comparing.save(save, table, entries)
+        first = table[0].first
         title = (
             f"{first.data.name}, {first.partition.clients} clients ({first.partition.name}), "
             f"{first.model.name}, {first.train.rounds} rounds, seeds {', '.join(map(str, numbers))}"
         )
-        runs = {row.label: [Run(folder / row.label / f"seed{seed}") for seed in numbers] for row in table}
+        runs = {row.label: [comparing.run_of(folder, row, seed) for seed in numbers] for row in table}
         draw_comparison(runs, folder / "compare.png", title)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))

@@ -59,11 +59,12 @@ class Client:
 
     def net(self, tree: Tree) -> Predictor:
         """The model with these weights, in evaluation mode; several may be alive at once."""
+        placed = {name: tensor.to(self.settings.device, non_blocking=True) for name, tensor in tree.items()}
 
         def predict(x: Tensor) -> Tensor:
             self.module.eval()
             with self.settings.autocast():
-                logits: Tensor = functional_call(self.module, tree, (x,))
+                logits: Tensor = functional_call(self.module, placed, (x,))
             return logits.float()
 
         return predict

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,10 @@ class Row:
     label: str
     experiments: Mapping[int, Experiment]
 
+    @property
+    def first(self) -> Experiment:
+        return next(iter(self.experiments.values()))
+
 
 def make_rows(
     rows: Sequence[str],
@@ -34,82 +40,72 @@ def make_rows(
     sets: Mapping[str, Any],
     flags: Mapping[str, Any],
 ) -> list[Row]:
-    """METHOD[+TUNE] or experiment files, Local first if it was not asked for."""
-    wanted = list(dict.fromkeys(rows if LOCAL in rows else [LOCAL, *rows]))
-    made = [Row(label_of(row), {seed: one(row, seed, base, sets, flags) for seed in seeds}) for row in wanted]
-    check_sets_are_used(made, sets)
-    first = made[0]
+    """METHOD[+TUNE] or experiment files, over the base file; Local comes first if it was not asked for."""
+    under = config.read(base) if base else {}
+    made = [make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
+    if not any(row.first.method["name"] == LOCAL for row in made):
+        made = [make_row(LOCAL, seeds, under, sets, flags), *made]
+    unused = [path for path in sets if not any(concerns(path, row.first) for row in made)]
+    if unused:
+        raise UserError(f"--set {unused[0]}: no row has this key")
     for row in made[1:]:
-        for seed, experiment in row.experiments.items():
-            other = first.experiments[seed]
-            same = {table: (getattr(other, table), getattr(experiment, table)) for table in ("data", "partition")}
-            for table, (a, b) in same.items():
-                if a != b:
-                    different = config.changed({table: a.model_dump()}, {table: b.model_dump()})
-                    raise UserError(
-                        f"rows must share data and split, but {first.label} and {row.label} differ in "
-                        f"{', '.join(f'{k} ({x} / {y})' for k, (x, y) in different.items())}"
-                    )
-            if experiment.train.batch != other.train.batch and experiment.partition.min_samples is None:
-                raise UserError(
-                    f"{first.label} and {row.label} have other batch sizes, which changes the split: "
-                    "set partition.min_samples for both"
-                )
+        check_same_data(made[0], row)
     labels = [row.label for row in made]
     if len(set(labels)) < len(labels):
-        raise UserError(f"two rows have the same name: {', '.join(labels)}; rename one of the files")
+        raise UserError(f"two rows have the same name: {', '.join(labels)}; leave one out, or rename its file")
     return made
 
 
-def label_of(row: str) -> str:
-    return Path(row).stem if row.endswith(".toml") else row.removesuffix("+full")
-
-
-def one(row: str, seed: int, base: Path | None, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Experiment:
-    """The experiment of one row and seed. Options of other rows' methods are left out here."""
-    if row.endswith(".toml"):
-        tables = config.read(base) if base else {}
-        file: Path | None = Path(row)
-        names: dict[str, Any] = {}
+def make_row(
+    text: str, seeds: Sequence[int], under: config.Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]
+) -> Row:
+    """One row. A `--set` for a method or tune goes to the rows that have it."""
+    named = dict(flags)
+    is_file = text.endswith(".toml")
+    if is_file:
+        under = config.stacked([under, config.read(Path(text))])
     else:
-        method, _, tune = row.partition("+")
-        tables, file = (config.read(base) if base else {}), None
-        names = {"method": method, "tune": tune or flags.get("tune") or "full"}
-    given = {**flags, **names, "seed": seed}
-    mine = {path: value for path, value in sets.items() if concerns(path, given, file)}
-    return config.load(file, mine, given, base=tables)
+        method, _, tune = text.partition("+")
+        named.update(method=method, tune=tune or flags.get("tune"))
+    plain = config.load(None, {}, {**named, "seed": seeds[0]}, base=under)
+    mine = {path: value for path, value in sets.items() if concerns(path, plain)}
+    experiments = {seed: config.load(None, mine, {**named, "seed": seed}, base=under) for seed in seeds}
+    return Row(Path(text).stem if is_file else plain.label, experiments)
 
 
-def concerns(path: str, flags: Mapping[str, Any], file: Path | None) -> bool:
-    """Whether a `--set` can apply to this row: a method's option goes to the rows whose method has it."""
+def concerns(path: str, experiment: Experiment) -> bool:
+    """Whether a row has this key; a mistyped table or key of the shared tables is left for `config` to explain."""
     table, _, key = path.rpartition(".")
-    named = config.read(file) if file else {}
-    method = flags.get("method") or named.get("method", {}).get("name", "fedavg")
-    tune = flags.get("tune") or named.get("tune", {}).get("name", "full")
-    keys = config.keys_of_tables(str(method), str(tune))
+    keys = config.keys_of_tables(str(experiment.method["name"]), str(experiment.tune["name"]))
     if table in ("method", "tune"):
         return key in keys[table]
     return bool(table) or any(key in names for names in keys.values())
 
 
-def check_sets_are_used(rows: Iterable[Row], sets: Mapping[str, Any]) -> None:
-    """A `--set` that no row takes is a mistake."""
-    experiments = [next(iter(row.experiments.values())) for row in rows]
-    for path in sets:
-        key = path.rpartition(".")[2]
-        tables = [config.keys_of_tables(str(e.method["name"]), str(e.tune["name"])) for e in experiments]
-        if not any(key in names for table in tables for names in table.values()):
-            raise UserError(f"--set {path}: no row has this key")
+def check_same_data(first: Row, row: Row) -> None:
+    """Rows are compared on the same images, owned by the same clients."""
+    for seed, experiment in row.experiments.items():
+        other = first.experiments[seed]
+        old, new = (
+            {table: getattr(e, table).model_dump(mode="json") for table in ("data", "partition")}
+            for e in (other, experiment)
+        )
+        if experiment.partition.min_samples is None:  # its default depends on the batch
+            old["train"], new["train"] = {"batch": other.train.batch}, {"batch": experiment.train.batch}
+        different = config.changed(old, new)
+        if different:
+            words = ", ".join(f"{key} ({a} / {b})" for key, (a, b) in different.items())
+            raise UserError(f"rows must share data and split, but {first.label} and {row.label} differ in {words}")
 
 
-def default_folder(rows: Sequence[Row]) -> Path:
+def default_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
     """One folder for all comparisons on the same settings, so that finished rows are found again."""
-    experiment = next(iter(rows[0].experiments.values()))
+    experiment = rows[0].first
     tables = config.to_tables(experiment)
-    for table in ("method", "tune"):
-        tables.pop(table)
     tables["run"].pop("seed")
-    digest = hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:8]
+    tables["method"] = {}
+    text = json.dumps([tables, sets], sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return Path("runs") / f"compare-{Path(experiment.data.name).stem}-{digest}"
 
 
@@ -117,21 +113,25 @@ def compare(
     rows: Sequence[Row], folder: Path, on_start: Callable[[Row, int, int], None] = lambda *_: None
 ) -> Iterator[Round]:
     """Run what is not finished, seed by seed, and write compare.json at the end."""
-    for seed in rows[0].experiments:
-        local_run = Run(folder / LOCAL / f"seed{seed}")
-        for row in sorted(rows, key=lambda row: row.label != LOCAL):
-            run = Run(folder / row.label / f"seed{seed}")
-            local = None if row.label == LOCAL else LocalBaseline.of(local_run)
+    alone = next(row for row in rows if row.first.method["name"] == LOCAL)
+    for seed in alone.experiments:
+        for row in sorted(rows, key=lambda row: row is not alone):
+            run = run_of(folder, row, seed)
+            local = None if row is alone else LocalBaseline.of(run_of(folder, alone, seed))
             steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local)
             on_start(row, seed, len(run.rounds))
             yield from steps
     results.write_json(folder / "compare.json", [entry(row, folder) for row in rows])
 
 
+def run_of(folder: Path, row: Row, seed: int) -> Run:
+    return Run(folder / row.label / f"seed{seed}")
+
+
 def entry(row: Row, folder: Path) -> dict[str, Any]:
     """One row of compare.json: over clients, then over seeds."""
     seeds = list(row.experiments)
-    summaries = [Run(folder / row.label / f"seed{seed}").summary for seed in seeds]
+    summaries = [run_of(folder, row, seed).summary for seed in seeds]
     views = [summary["views"]["personal"] for summary in summaries]
     gains = [summary["gain_over_local"] for summary in summaries]
     first = summaries[0]
@@ -151,6 +151,21 @@ def entry(row: Row, folder: Path) -> dict[str, Any]:
         "nbytes_up": first["nbytes"]["up"],
         "seconds": mean(summary["seconds"] for summary in summaries),
     }
+
+
+def save(path: Path, rows: Sequence[Row], entries: Sequence[Mapping[str, Any]]) -> None:
+    """The table with all that is needed to repeat it: one JSON file for results/."""
+    tables = config.to_tables(rows[0].first)
+    for table in ("method", "tune"):
+        del tables[table]
+    content = {
+        "command": shlex.join(["fedvit", *sys.argv[1:]]),
+        "settings": tables,
+        "versions": config.versions(),
+        "rows": entries,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    results.write_json(path, content)
 
 
 def mean(values: Iterable[float]) -> float:

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+import torch
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedvit.data.datasets import groups_of
 from fedvit.data.partition import DEFAULT_CLIENTS
 from fedvit.errors import UserError, nearest
-from fedvit.methods import METHODS
-from fedvit.models.classifier import GROUPS
+from fedvit.methods import METHODS, make_plan
+from fedvit.models.classifier import GROUPS, input_size
 from fedvit.models.plugins import KINDS
 from fedvit.settings import Experiment
-from fedvit.tunes import SCRATCH_LR, TUNES, layer_groups
+from fedvit.tunes import SCRATCH_LR, TUNES, layer_groups, make_tune
 
 Tables = dict[str, dict[str, Any]]
 TABLES = tuple(Experiment.model_fields)
@@ -132,14 +133,15 @@ def locate(path: str, method: str, tune: str) -> tuple[str, str]:
 
 
 def keys_of_tables(method: str, tune: str) -> dict[str, list[str]]:
-    """Every key that may be set, by table; `name` only with its table."""
+    """Every key that may be set, by table."""
     keys = {}
     for table, field in Experiment.model_fields.items():
         model = field.annotation
         if inspect.isclass(model) and issubclass(model, BaseModel):
-            keys[table] = [key for key in model.model_fields if key != "name"]
-    keys["method"] = list(inspect.signature(METHODS[method]).parameters) if method in METHODS else []
-    keys["tune"] = list(inspect.signature(TUNES[tune]).parameters) if tune in TUNES else []
+            keys[table] = list(model.model_fields)
+    for kind, known, name in (("method", METHODS, method), ("tune", TUNES, tune)):
+        function: Callable[..., Any] | None = known.get(name)
+        keys[kind] = ["name", *(inspect.signature(function).parameters if function else ())]
     return keys
 
 
@@ -164,16 +166,12 @@ def resolve(tables: Tables, groups: tuple[str, ...] | None = None) -> Experiment
         reject_unknown("tune", tune_table, ["name"])
     for table, content in tables.items():
         if table not in ("method", "tune"):
-            reject_unknown(table, content, [*keys_of_tables("", "").get(table, []), *name_key(table)])
+            reject_unknown(table, content, keys_of_tables("", "")[table])
     try:
         experiment = Experiment.model_validate({**tables, "method": method, "tune": tune})
     except ValidationError as problem:
         raise UserError(readable(problem)) from problem
     return with_defaults(experiment, groups)
-
-
-def name_key(table: str) -> list[str]:
-    return ["name"] if table in ("data", "partition", "model") else []
 
 
 def is_groups(name: str) -> bool:
@@ -236,32 +234,51 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
     if every is None:
         every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
     optimizer = train.optimizer or ("adamw" if experiment.model.from_scratch else "sgd")
-    method = METHODS[experiment.method["name"]]
-    plan = method(**{k: v for k, v in experiment.method.items() if k != "name"})
-    weighting = train.weighting or plan.weighting
+    if train.momentum and optimizer != "sgd":
+        raise UserError(f"train.momentum belongs to sgd and would do nothing with {optimizer}: set train.optimizer=sgd")
+    init = "random" if experiment.model.from_scratch else "zero"
+    method, tune = (resolved_init(table, init) for table in (experiment.method, experiment.tune))
     return experiment.model_copy(
         update={
+            "method": method,
+            "tune": tune,
+            "model": experiment.model.model_copy(update={"image_size": input_size(experiment.model)}),
             "partition": experiment.partition.model_copy(update={"name": partition, "clients": clients}),
             "train": train.model_copy(
                 update={
                     "cohort": cohort,
                     "optimizer": optimizer,
                     "lr": train.lr or default_lr(experiment, optimizer),
-                    "weighting": weighting,
+                    "weighting": train.weighting or make_plan(method).weighting,
                 }
             ),
-            "run": run.model_copy(update={"eval_every": every}),
+            "run": run.model_copy(update={"eval_every": every, "device": str(choose_device(run.device))}),
         }
     )
 
 
+def resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:
+    """`init = auto` depends on whether there are pre-trained weights to disturb."""
+    return {key: init if (key, value) == ("init", "auto") else value for key, value in table.items()}
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise UserError(f"the device {name!r} cannot be used: {reason}; try --device cpu") from problem
+    return device
+
+
 def default_lr(experiment: Experiment, optimizer: str) -> float:
     """The tune's published rate. Those are rates of SGD; Adam and AdamW take a fifth."""
-    name = experiment.tune["name"]
-    if name == "full" and experiment.model.from_scratch:
-        rate = SCRATCH_LR
-    else:
-        rate = (TUNES[name]() if name in TUNES else layer_groups(name)).lr
+    scratch = experiment.tune["name"] == "full" and experiment.model.from_scratch
+    rate = SCRATCH_LR if scratch else make_tune(experiment.tune).lr
     return rate if optimizer == "sgd" else rate / 5
 
 

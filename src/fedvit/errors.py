@@ -8,9 +8,13 @@ class UserError(ValueError):
     """Says what was expected, what was found and what to do."""
 
 
+def hint(word: str, valid: Iterable[str]) -> str:
+    """The nearest valid word, if one is near."""
+    close = difflib.get_close_matches(word, sorted(valid), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """`word` against the valid ones: the nearest, and the whole list."""
     names = sorted(valid)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}valid: {', '.join(names)}"
+    return f"{hint(word, names)}valid: {', '.join(names)}"

@@ -3,9 +3,10 @@
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
 from fedvit.errors import UserError
 from fedvit.ledger import Ledger
-from fedvit.memory import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.models.classifier import input_size, macs_per_example, state
+from fedvit.plan import own_model
+from fedvit.ram import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.rounds import Round, evaluate, federate, reached, summarize
 from fedvit.server import Server
 from fedvit.settings import Experiment
@@ -63,17 +65,26 @@ class Run:
         return results.read_clients(self.folder / "clients.csv")
 
     def model(self, client: str) -> nn.Module:
-        """The client's own model after the last round, plugins included, ready to predict."""
+        """The client's own model after the last round, plugins included, ready to predict.
+
+        It is the model of view `personal`: a method that fine-tunes before its test does so here, on the client's
+        images.
+        """
         split = json.loads((self.folder / "split.json").read_text())
         if client not in split["clients"]:
             raise UserError(f"no client {client!r} in {self.folder}; there are {', '.join(split['clients'])}")
-        net = make_net(self.experiment, len(split["class_names"]), torch.device("cpu"))
+        experiment, cpu = self.experiment, torch.device("cpu")
+        net = make_net(experiment, len(split["class_names"]), cpu)
         store = Store(self.folder / "checkpoint", in_ram=False)
         server = load_checkpoint(self.folder / "checkpoint", store, clean=False)
         if server is None:
             raise UserError(f"{self.folder} has no checkpoint yet: run it first")
-        own = net.bare_client(store.get(client)).personal()
-        load_(state(net.module), tree.overlay(own, server.shared))
+        owner = net.bare_client(store.get(client))
+        if net.plan.views is not own_model:
+            worker = Worker(experiment, net, *load_data(experiment), cpu)
+            owner = worker.client(client, server.round, store.get(client))
+        weights = net.plan.views(owner, net.plan.dispatch(server, client))["personal"]
+        load_(state(net.module), weights)
         return net.module.eval()
 
 
@@ -88,19 +99,6 @@ class LocalBaseline:
     def of(run: Run) -> "LocalBaseline":
         accuracy = {row["client"]: row["personal_accuracy"] for row in run.clients}
         return LocalBaseline(accuracy, run.experiment.method["schedule"])
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).splitlines()[0]
-        raise UserError(f"the device {name!r} cannot be used: {reason}; try --device cpu") from problem
-    return device
 
 
 def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[Dataset, Split]:
@@ -126,22 +124,27 @@ def run_rounds(
     begin = time.perf_counter()
     reset_peak_rss()
     torch.set_num_threads(experiment.run.threads)
-    device = choose_device(experiment.run.device)
-    dataset, split = load_data(experiment, dataset)
-    net = make_net(experiment, dataset.classes, device)
-    worker = Worker(experiment, net, dataset, split, device)
-    # Nothing is written before all settings have proved possible.
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").unlink(missing_ok=True)
-    (folder / "run.toml").write_text(config.to_toml(experiment))
-    results.write_json(folder / "split.json", split.to_json())
-    with logging_to(folder / "log.txt"):
+    device = torch.device(experiment.run.device)
+    with run_log() as log_to:
+        dataset, split = load_data(experiment, dataset)
+        net = make_net(experiment, dataset.classes, device)
+        worker = Worker(experiment, net, dataset, split, device)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
+        # Nothing is written before all settings have proved possible.
+        description = split.to_json()
+        if resume:
+            check_same_split(folder, description)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            results.write_text(folder / "run.toml", config.to_toml(experiment))
+        results.write_json(folder / "split.json", description)
+        log_to(folder / "log.txt")
+
         server = Server(0, net.shared, net.plan.start(net.shared))
         if resume:
             server = load_checkpoint(folder / "checkpoint", store) or server
             log.info("resuming after round %d", server.round)
-        rows = results.keep_rounds(folder / "rounds.jsonl", server.round)
+        rows = results.keep_rounds(folder / "rounds.jsonl", server.round, experiment)
         timings = results.keep_rounds(folder / "timings.jsonl", server.round)
         setup = time.perf_counter() - begin
 
@@ -158,6 +161,9 @@ def run_rounds(
             results.append_line(folder / "rounds.jsonl", done.row)
             with done.ledger.phase("checkpoint"):
                 save_checkpoint(folder / "checkpoint", done.server, store)
+            if (folder / "summary.json").is_file():  # a finished run is being extended: from here on it is another
+                (folder / "summary.json").unlink()
+                results.write_text(folder / "run.toml", config.to_toml(experiment))
             timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
             results.append_line(folder / "timings.jsonl", timings[-1])
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])
@@ -166,6 +172,16 @@ def run_rounds(
         unseen = evaluate_unseen(Run(folder), net, server, transport, split) if split.unseen else None
         seconds = setup + sum(sum(timing["seconds"].values()) for timing in timings)
         write_summary(Run(folder), experiment, net, rows, local, unseen, seconds)
+
+
+def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:
+    """A run continues on the images it began with."""
+    saved = folder / "split.json"
+    if saved.is_file() and json.loads(saved.read_text())["hash"] != description["hash"]:
+        raise UserError(
+            f"the data of {folder} has changed since the run began: its images would be split differently; "
+            "restore the data, or give another --out"
+        )
 
 
 def fits_in_ram(net: Net, clients: int) -> bool:
@@ -231,6 +247,7 @@ def write_summary(
         "lr": experiment.train.lr,
         "views": views,
         "server_accuracy": views["server"]["mean"] if "server" in views else None,
+        "never_trained": results.never_trained(run.clients),
         "unseen": unseen,
         "gain_over_local": results.gain_summary(run.clients, schedule),
         "params": net.params(),
@@ -245,15 +262,26 @@ def write_summary(
 
 
 @contextmanager
-def logging_to(path: Path) -> Iterator[None]:
-    """Copy the package's log into a file while the block runs."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+def run_log() -> Iterator[Callable[[Path], None]]:
+    """Collect the package's log; the function it gives names the file, once there is a folder for it."""
     package = logging.getLogger("fedvit")
-    package.addHandler(handler)
+    buffer = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
+    package.addHandler(buffer)
     package.setLevel(logging.INFO)
+    files: list[logging.Handler] = []
+
+    def log_to(path: Path) -> None:
+        file = logging.FileHandler(path)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        files.append(file)
+        buffer.setTarget(file)
+        buffer.flush()
+        buffer.capacity = 1  # from now on every line is written at once
+
     try:
-        yield
+        yield log_to
     finally:
-        package.removeHandler(handler)
-        handler.close()
+        package.removeHandler(buffer)
+        buffer.close()
+        for file in files:
+            file.close()

@@ -25,8 +25,9 @@ class Ledger:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
 
-def per_client(sizes: Sequence[int | float]) -> int | float:
-    """The mean over clients: a whole number where all messages are of one size."""
-    if not sizes:
-        return 0
-    return sizes[0] if len(set(sizes)) == 1 else sum(sizes) / len(sizes)
+def per_client(sizes: Sequence[int | float | None]) -> int | float | None:
+    """The mean over clients: a whole number where all messages are of one size, None where there was none."""
+    known = [size for size in sizes if size is not None]
+    if not known:
+        return None
+    return known[0] if len(set(known)) == 1 else sum(known) / len(known)

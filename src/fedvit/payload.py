@@ -34,14 +34,19 @@ class Failure:
 
 def to_bytes(payload: Payload) -> bytes:
     """A payload as safetensors, with its numbers in the header."""
-    return save(flatten(payload.trees), {"scalars": json.dumps(dict(payload.scalars))})
+    return save(flatten(payload.trees), {"numbers": json.dumps(dict(payload.scalars))})
 
 
 def from_bytes(blob: bytes) -> Payload:
     """The payload that `to_bytes` wrote."""
+    return Payload(unflatten(load(blob)), numbers_of(blob))
+
+
+def numbers_of(blob: bytes) -> dict[str, float]:
+    """The numbers in the header of a safetensors blob of ours."""
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    scalars = json.loads(header.get("__metadata__", {}).get("scalars", "{}"))
-    return Payload(unflatten(load(blob)), scalars)
+    numbers: dict[str, float] = json.loads(header.get("__metadata__", {}).get("numbers", "{}"))
+    return numbers
 
 
 def flatten(groups: Mapping[str, Tree]) -> Tree:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from fedvit import tree
-from fedvit.client import Client, Predictor
+from fedvit.client import Client
 from fedvit.models.plugins import Plugin
 from fedvit.payload import Payload
 from fedvit.roles import SHARED, Rules, everything
@@ -54,9 +54,9 @@ def average(server: Server, reports: Iterable[Report]) -> Server:
     return replace(server, shared=tree.mean((r.weight, r.payload.trees["shared"]) for r in reports))
 
 
-def own_model(client: Client, down: Payload) -> Mapping[str, Predictor]:
+def own_model(client: Client, down: Payload) -> Mapping[str, Tree]:
     """views: the client's own weights in the newest shared ones."""
-    return {"personal": client.net(overwrite(client, down))}
+    return {"personal": overwrite(client, down)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Plan:
     local: Callable[[Client, Tree], Tree] = train
     report: Callable[[Client, Tree, Tree], Payload] = report_shared
     aggregate: Callable[[Server, Iterable[Report]], Server] = average
-    views: Callable[[Client, Payload], Mapping[str, Predictor]] = own_model
+    views: Callable[[Client, Payload], Mapping[str, Tree]] = own_model
     weighting: Literal["samples", "equal"] = "samples"
     schedule: Literal["sampled", "every_round"] = "sampled"  # who trains: the cohort, or everybody
     pooled: bool = False  # one owner of all data trains; nothing crosses

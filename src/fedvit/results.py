@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -11,14 +12,28 @@ from typing import Any
 from fedvit.data.partition import Split
 from fedvit.evaluation import METRICS
 from fedvit.ledger import per_client
-from fedvit.rounds import Scores, view_names
+from fedvit.rounds import Scores, is_evaluated, view_names
+from fedvit.settings import Experiment
 from fedvit.worker import POOLED
+
+
+def strict_json(content: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: what is not a finite number becomes null."""
+    return json.dumps(finite(content), indent=indent, allow_nan=False)
+
+
+def finite(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    return [finite(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
     """One JSON object a line, on disk before the checkpoint that counts on it."""
     with path.open("a") as stream:
-        stream.write(json.dumps(row) + "\n")
+        stream.write(strict_json(row) + "\n")
         stream.flush()
         os.fsync(stream.fileno())
 
@@ -35,12 +50,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def keep_rounds(path: Path, last: int) -> list[dict[str, Any]]:
-    """Forget the lines after round `last`, which a resumed run will write again."""
+def keep_rounds(path: Path, last: int, experiment: Experiment | None = None) -> list[dict[str, Any]]:
+    """Forget the lines after round `last`, which a resumed run will write again.
+
+    A round that was evaluated only because it used to be the last loses its views when the run is extended.
+    """
     rows = [row for row in read_lines(path) if row["round"] <= last]
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    partial.replace(path)
+    if experiment is not None:
+        for row in rows:
+            if not is_evaluated(row["round"], experiment):
+                row.update(views=None, nbytes_evaluation=0)
+    write_text(path, "".join(strict_json(row) + "\n" for row in rows))
     return rows
 
 
@@ -122,7 +142,7 @@ def gain_summary(clients: Iterable[Mapping[str, Any]], schedule: str | None) -> 
     return {"mean": sum(gains) / len(gains), "hurt": sum(gain < 0 for gain in gains), "schedule": schedule}
 
 
-def nbytes_per_client(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float]:
+def nbytes_per_client(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float | None]:
     """Tensor bytes of one sampled client in one round, by direction."""
     kept = list(rows)
     return {way: per_client([row[f"nbytes_{way}"] for row in kept]) for way in ("down", "up")}
@@ -133,13 +153,24 @@ def nbytes_of_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float]:
     kept = list(rows)
     return {
         "down": sum(row["nbytes_down"] * len(row["cohort"]) for row in kept),
-        "up": sum(row["nbytes_up"] * (len(row["cohort"]) - len(row["failed"])) for row in kept),
+        "up": sum((row["nbytes_up"] or 0) * (len(row["cohort"]) - len(row["failed"])) for row in kept),
         "evaluation": sum(row["nbytes_evaluation"] for row in kept),
         "framing": 0,
     }
 
 
+def never_trained(clients: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many clients were never sampled, and how they do: they are scored with weights they never trained."""
+    scores = [client["personal_accuracy"] for client in clients if client["rounds_trained"] == 0]
+    return {"clients": len(scores), "mean": sum(scores) / len(scores) if scores else None}
+
+
 def write_json(path: Path, content: Any) -> None:
+    write_text(path, strict_json(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or as it was."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.write_text(text)
     partial.replace(path)

@@ -29,7 +29,18 @@ class Selector:
     match: Callable[[nn.Module], set[str]]
 
     def __or__(self, other: "Selector") -> "Selector":
-        return Selector(f"{self.label},{other.label}", lambda model: self.match(model) | other.match(model))
+        return Selector(f"{self.label},{other.label}", lambda model: self.names(model) | other.names(model))
+
+    def names(self, model: nn.Module) -> set[str]:
+        """The chosen weights; choosing none is an error, because that is how personal layers end up being sent."""
+        chosen = self.match(model)
+        if not chosen:
+            parts = sorted({name.split(".")[0] for name in state_names(model)})
+            raise UserError(
+                f"{self.label!r} matches no weight of this {type(model).__name__}; "
+                f"its top-level parts are {', '.join(parts)}"
+            )
+        return chosen
 
 
 Rules = tuple[tuple[Selector, Role], ...]
@@ -100,20 +111,12 @@ class Roles:
 def assign(model: nn.Module, rules: Rules, trainable: Iterable[str] | None = None) -> Roles:
     """Give every weight its role: the first rule that matches, or FROZEN outside `trainable`.
 
-    Every rule must match something in the model and every weight must be covered, else it is an error:
-    a rule that silently matches nothing is how personal layers end up being sent.
+    Every rule must match something in the model and every weight must be covered, else it is an error.
     """
     names = state_names(model)
     of: dict[str, Role] = {}
     for selector, role in rules:
-        matched = selector.match(model)
-        if not matched:
-            parts = sorted({name.split(".")[0] for name in names})
-            raise UserError(
-                f"the rule {selector.label!r} -> {role.value} matches no weight of this model; "
-                f"its top-level parts are {', '.join(parts)}"
-            )
-        for name in matched:
+        for name in selector.names(model):
             of.setdefault(name, role)
     uncovered = [name for name in names if name not in of]
     if uncovered:

@@ -51,11 +51,10 @@ def federate(
         with ledger.phase("store"):
             transport.commit(number)
         scores, views = None, None
-        last = number == train.rounds
-        if last or (run.eval_every and number % run.eval_every == 0):
+        if is_evaluated(number, experiment):
             with ledger.phase("evaluate"):
                 tested = dict.fromkeys(clients, server)
-                if run.evaluate == "in_round":
+                if run.evaluate == "in_round" and not plan.pooled:
                     tested = {name: replace(before, shared=kept.get(name, before.shared)) for name in clients}
                 scores = evaluate(plan, tested, transport, number, ledger)
                 views = summarize(scores, test_samples)
@@ -66,14 +65,20 @@ def federate(
             "cohort": cohort,
             "failed": failed,
             "loss": loss,
-            "nbytes_down": per_client(ledger.down),
-            "nbytes_up": per_client(ledger.up),
+            "nbytes_down": 0 if plan.pooled else per_client(ledger.down),
+            "nbytes_up": 0 if plan.pooled else per_client(ledger.up),
             "nbytes_evaluation": ledger.evaluation,
             "views": views,
         }
         yield Round(server, row, scores, ledger)
         if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
             return
+
+
+def is_evaluated(number: int, experiment: Experiment) -> bool:
+    """Every `eval_every` rounds, and always after the last."""
+    every = experiment.run.eval_every
+    return number == experiment.train.rounds or bool(every and number % every == 0)
 
 
 def reached(accuracy: float | None, wanted: float | None) -> bool:

@@ -1,7 +1,8 @@
-"""Which folder a run may use: fresh, to be continued, finished, or another run's."""
+"""Which folder a run may use, and with which settings: fresh, to be continued, finished, or another run's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedvit import config
 from fedvit.data.datasets import Dataset
@@ -15,6 +16,23 @@ def default_folder(experiment: Experiment) -> Path:
     return Path("runs") / f"{experiment.label}-{Path(experiment.data.name).stem}-seed{experiment.run.seed}"
 
 
+def settle(
+    file: Path | None,
+    sets: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    out: Path | None,
+    *,
+    resume: bool,
+    groups: tuple[str, ...] | None = None,
+) -> tuple[Experiment, Path]:
+    """The settings and folder of a run. A run that is resumed keeps its own settings where none are given."""
+    if out is None:
+        out = default_folder(config.load(file, sets, flags, groups=groups))
+    saved = out / "run.toml"
+    base = config.read(saved) if resume and saved.is_file() else None
+    return config.load(file, sets, flags, base=base, groups=groups), out
+
+
 def start_or_resume(
     experiment: Experiment,
     folder: Path,
@@ -24,24 +42,33 @@ def start_or_resume(
     dataset: Dataset | None = None,
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
-    saved = folder / "run.toml"
-    if not saved.is_file():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if not (folder / "run.toml").is_file():
+        if folder.exists() and (not folder.is_dir() or any(path.suffix != ".partial" for path in folder.iterdir())):
             raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
         return run_rounds(experiment, folder, local=local, dataset=dataset)
     if not resume:
         raise UserError(f"{folder} already holds a run: continue or show it with --resume, or give another --out")
-    old = Run(folder).experiment
-    difference = config.changed(config.to_tables(old), config.to_tables(experiment))
-    more = difference.pop("train.rounds", (0, 0))
-    if difference or more[1] < more[0]:
-        if more[1] < more[0]:
-            difference["train.rounds"] = more
+    refuse_changes(folder, experiment)
+    if Run(folder).finished and Run(folder).experiment.train.rounds == experiment.train.rounds:
+        return iter(())
+    return run_rounds(experiment, folder, resume=True, local=local, dataset=dataset)
+
+
+def refuse_changes(folder: Path, experiment: Experiment) -> None:
+    """A run is resumed with the settings it began with; more rounds extend it, unless they change past rates."""
+    saved = config.stacked([config.read(folder / "run.toml")])
+    difference = config.changed(saved, config.to_tables(experiment))
+    old, new = difference.get("train.rounds", (0, 0))
+    if new > old:
+        del difference["train.rounds"]
+        if experiment.train.schedule in ("cosine", "step"):
+            raise UserError(
+                f"{folder} cannot be extended: train.schedule={experiment.train.schedule} plans its rates over {old} "
+                "rounds; start a new run with another --out"
+            )
+    if difference:
         words = ", ".join(f"{key} was {a}, now {b}" for key, (a, b) in difference.items())
         raise UserError(
             f"{folder} holds a run with other settings: {words}. Only a larger --rounds may change; "
             "give another --out for a new run"
         )
-    if Run(folder).finished and more == (0, 0):
-        return iter(())
-    return run_rounds(experiment, folder, resume=True, local=local, dataset=dataset)

@@ -4,12 +4,22 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
+
+def not_a_truth_value(value: Any) -> Any:
+    """`lr = true` is a slip, not the number 1."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number, not true or false")
+    return value
+
+
+Number = BeforeValidator(not_a_truth_value)
+Finite = Annotated[float, Number, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Number, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Number, Field(ge=0, lt=1)]
+Count = Annotated[int, Number, Field(ge=1)]
 
 
 class Table(BaseModel):
@@ -24,7 +34,7 @@ class DataSettings(Table):
     name: str = "digits"  # a known name, an npz file or a folder
     dir: Path | None = None  # default: the environment variable FEDVIT_DATA
     layout: Literal["auto", "class", "domain", "site", "tiny_imagenet"] = "auto"  # of a folder
-    classes: str | None = None  # class names joined by commas, where sites do not all have every class
+    class_names: str | None = None  # of a folder, joined by commas, where sites do not all have every class
     size: Count | None = None  # pixels at which a folder's images are stored; default: the model's input size
     cache: Path | None = None  # where decoded images are kept; default: the user's cache folder
     download: bool = False  # let torchvision fetch what is not there
@@ -46,7 +56,7 @@ class DataSettings(Table):
 
     @property
     def class_list(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.classes.split(",")) if self.classes else ()
+        return tuple(name.strip() for name in self.class_names.split(",")) if self.class_names else ()
 
     def find(self, path: Path) -> Path:
         """A file as named, or of that name in the data folder."""
@@ -105,6 +115,7 @@ class RunSettings(Table):
     seed: Annotated[int, Field(ge=0)] = 0
     eval_every: Annotated[int, Field(ge=0)] | None = None  # 0: after the last round only
     evaluate: Literal["after", "in_round"] = "after"  # in_round: FedPerfix's code, before aggregation
+    before_after: bool = False  # two more views: before and after one local training
     until_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None
     threads: Count = 1
     precision: Literal["fp32", "bf16"] = "fp32"

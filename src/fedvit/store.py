@@ -11,8 +11,7 @@ from urllib.parse import quote
 from safetensors.torch import load, save
 
 from fedvit.client import Memory
-from fedvit.payload import flatten, unflatten
-from fedvit.tree import Tree
+from fedvit.payload import flatten, numbers_of, unflatten
 
 
 class Version(TypedDict):
@@ -67,9 +66,7 @@ def memory_to_bytes(memory: Memory) -> bytes:
 
 
 def memory_from_bytes(blob: bytes) -> Memory:
-    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    trees: dict[str, Tree] = unflatten(load(blob))
-    return {**trees, **json.loads(header.get("__metadata__", {}).get("numbers", "{}"))}
+    return {**unflatten(load(blob)), **numbers_of(blob)}
 
 
 def write(folder: Path, file: str, blob: bytes) -> Version:

@@ -55,9 +55,10 @@ def descend(
                 optimizer.step()
                 loss_sum += loss.detach() * len(y)
                 seen += len(y)
-    if seen:
-        client.scalars["loss"] = checked_loss(client, loss_sum.item() / seen)
     end = {name: live[name].detach().to("cpu", copy=True) for name in start}
+    if seen:
+        client.scalars["loss"] = loss_sum.item() / seen
+        check_finite(client, end)
     load_(live, {name: client.frozen[name] for name in start if name in client.frozen})
     return end
 
@@ -99,13 +100,16 @@ def train_mode_(module: nn.Module) -> bool:
     return training
 
 
-def checked_loss(client: Client, loss: float) -> float:
-    """A loss that is no longer a number ends the run before its weights spread."""
-    if not math.isfinite(loss):
-        settings = client.settings
-        raise UserError(
-            f"the training loss of client {client.id} became {loss} in round {client.round}; try a smaller --lr "
-            f"(now {settings.lr:g}){', or --precision fp32' if settings.precision != 'fp32' else ''}. "
-            "The last checkpoint is still good."
-        )
-    return loss
+def check_finite(client: Client, end: Tree) -> None:
+    """A loss or weight that is no longer a number ends the run before it spreads or is written down."""
+    loss, settings = client.scalars["loss"], client.settings
+    norms = torch.stack(torch._foreach_norm([t for t in end.values() if t.is_floating_point()]))
+    if math.isfinite(loss) and bool(norms.isfinite().all()):
+        return
+    what = f"training loss of client {client.id} became {loss}"
+    if math.isfinite(loss):
+        what = f"weights of client {client.id} became infinite or not a number"
+    raise UserError(
+        f"the {what} in round {client.round}; try a smaller --lr (now {settings.lr:g})"
+        f"{', or --precision fp32' if settings.precision != 'fp32' else ''}. The last checkpoint is still good."
+    )

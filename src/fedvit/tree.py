@@ -1,6 +1,6 @@
 """Trees: flat dictionaries from parameter name to tensor. No function here changes its arguments."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -13,32 +13,12 @@ def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     return {name: tree[name] for name in names}
 
 
-def drop(tree: Mapping[str, Tensor], names: Collection[str]) -> Tree:
-    """The entries of `tree` that are not under `names`."""
-    return {name: tensor for name, tensor in tree.items() if name not in names}
-
-
 def overlay(*trees: Mapping[str, Tensor]) -> Tree:
     """One tree with the entries of all; a later tree wins."""
     merged: Tree = {}
     for tree in trees:
         merged.update(tree)
     return merged
-
-
-def clone(tree: Mapping[str, Tensor]) -> Tree:
-    """A copy that shares no memory with `tree`."""
-    return {name: tensor.detach().clone() for name, tensor in tree.items()}
-
-
-def zip_map(function: Callable[..., Tensor], *trees: Mapping[str, Tensor]) -> Tree:
-    """Apply `function` to the tensors of the same name; all trees must have the same names."""
-    first = trees[0]
-    for other in trees[1:]:
-        if other.keys() != first.keys():
-            difference = sorted(first.keys() ^ other.keys())
-            raise ValueError(f"expected trees with the same names, found a difference in {difference[:5]}")
-    return {name: function(*(tree[name] for tree in trees)) for name in first}
 
 
 def mean(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Tree:
@@ -53,7 +33,7 @@ def mean(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Tree:
         total += weight
         if not sums:
             dtypes = {name: tensor.dtype for name, tensor in tree.items()}
-            sums = {name: tensor.double().mul_(weight) for name, tensor in tree.items()}
+            sums = {name: tensor.to(torch.float64, copy=True).mul_(weight) for name, tensor in tree.items()}
         else:
             for name, tensor in tree.items():
                 sums[name].add_(tensor, alpha=weight)
@@ -65,8 +45,3 @@ def mean(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Tree:
 def nbytes(tree: Mapping[str, Tensor]) -> int:
     """Bytes of all tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tree.values())
-
-
-def numel(tree: Mapping[str, Tensor]) -> int:
-    """Numbers in all tensors."""
-    return sum(tensor.numel() for tensor in tree.values())

@@ -1,14 +1,15 @@
 """What is trained at all: every tune by name, with the rate that FedPEFT publishes for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
 from fedvit.models.classifier import group, groups, head
 from fedvit.models.plugins import Adapter, Init, Lora, Plugin, Prefix, Prompt
 from fedvit.roles import Selector, biases, everything, state_names
+from fedvit.settings import Count, Finite, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,19 @@ def bias() -> Tune:
     return Tune("bias", biases, 1e-2)
 
 
-def adapter(width: int | None = None, per_layer: bool = False, activation: Literal["gelu", "tanh"] = "gelu") -> Tune:
+def adapter(width: Count | None = None, per_layer: bool = False, activation: Literal["gelu", "tanh"] = "gelu") -> Tune:
     """One adapter for all blocks, or one per block (FedPEFT-Adapter)."""
     return Tune("adapter", group("adapter"), 5e-3, (Adapter(width, activation, per_layer),))
 
 
-def prompt(tokens: int = 10, dropout: float = 0.0, init: Literal["uniform", "zero"] = "uniform") -> Tune:
+def prompt(tokens: Count = 10, dropout: Share = 0.0, init: Literal["uniform", "zero"] = "uniform") -> Tune:
     """Free tokens before every block (FedPEFT-Prompt)."""
     return Tune("prompt", group("prompt"), 1e-2, (Prompt(tokens, dropout, init),))
 
 
 def prefix(
-    s: float = 1.5,
-    bottleneck: int = 256,
+    s: Finite = 1.5,
+    bottleneck: Count = 256,
     init: Init = "auto",
     combine: Literal["add", "concat"] = "add",
 ) -> Tune:
@@ -56,7 +57,7 @@ def prefix(
     return Tune("prefix", group("prefix"), 1e-2, (Prefix(bottleneck, s, init, combine),))
 
 
-def lora(rank: int = 8, alpha: float = 16.0) -> Tune:
+def lora(rank: Count = 8, alpha: Positive = 16.0) -> Tune:
     """A low-rank change of the query, key and value projections."""
     return Tune("lora", group("lora"), 1e-2, (Lora(rank, alpha),))
 
@@ -78,12 +79,19 @@ TUNES: dict[str, Callable[..., Tune]] = {
 SCRATCH_LR = 1e-2  # everything trained from random weights (FedPEFT's "Scratch", FedPerfix)
 
 
+def make_tune(table: Mapping[str, Any]) -> Tune:
+    """The tune of a [tune] table: one by name, or layer groups."""
+    name = table["name"]
+    options = {key: value for key, value in table.items() if key != "name"}
+    return TUNES[name](**options) if name in TUNES else layer_groups(name)
+
+
 def trainable_names(model: nn.Module, tune: Tune, method_plugins: tuple[Plugin, ...]) -> set[str]:
     """What the tune trains in this model, the head, and all plugins of the method.
 
     A float buffer goes with the module that owns it: it moves if any weight of that module is trained.
     """
-    chosen = tune.trainable.match(model) | head.match(model)
+    chosen = tune.trainable.names(model) | head.names(model)
     for plugin in method_plugins:
         chosen |= group(plugin.kind).match(model)
     parameters = {name for name, _ in model.named_parameters()}

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,32 +15,19 @@ from fedvit.data.datasets import Dataset
 from fedvit.data.partition import ClientSplit, Split
 from fedvit.errors import UserError
 from fedvit.evaluation import score
-from fedvit.methods import METHODS
+from fedvit.methods import METHODS, make_plan
 from fedvit.models.classifier import InputSettings, build, input_settings, state
 from fedvit.models.plugins import Plugin
 from fedvit.payload import Payload
 from fedvit.plan import Plan, client_round, overwrite
-from fedvit.roles import PERSONAL, Roles, assign
+from fedvit.roles import Roles, assign
 from fedvit.settings import Experiment, TrainSettings
 from fedvit.training import descend
 from fedvit.tree import Tree
-from fedvit.tunes import TUNES, Tune, layer_groups, trainable_names
+from fedvit.tunes import Tune, make_tune, trainable_names
 
 log = logging.getLogger(__name__)
 POOLED = "pooled"  # the one client of a plan that pools all data
-
-
-def make_plan(experiment: Experiment) -> Plan:
-    """The plan of the experiment's method with its hyper-parameters."""
-    options = {key: value for key, value in experiment.method.items() if key != "name"}
-    return METHODS[experiment.method["name"]](**options)
-
-
-def make_tune(experiment: Experiment) -> Tune:
-    """The experiment's tune: one by name, or layer groups."""
-    name = experiment.tune["name"]
-    options = {key: value for key, value in experiment.tune.items() if key != "name"}
-    return TUNES[name](**options) if name in TUNES else layer_groups(name)
 
 
 @dataclass(frozen=True)
@@ -93,7 +80,7 @@ class Net:
 
 def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     """Build the model and meet method and tune in it."""
-    plan, tune = make_plan(experiment), make_tune(experiment)
+    plan, tune = make_plan(experiment.method), make_tune(experiment.tune)
     model = experiment.model
     if model.weights is not None:
         model = model.model_copy(update={"weights": experiment.data.find(model.weights)})
@@ -104,15 +91,21 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
             f"{experiment.label} trains nothing: the method freezes all that the tune would train; "
             "choose another tune, such as full or bias"
         )
-    if not roles.shared and plan.name != "local":
-        log.info("%s shares nothing, so it equals local+%s", experiment.label, tune.name)
-    if not roles.personal and any(role is PERSONAL for _, role in plan.roles):
-        log.info("%s keeps nothing personal, so it equals fedavg+%s", experiment.label, tune.name)
+    for simpler in (METHODS["fedavg"](), METHODS["local"](), METHODS["fedper"]()):
+        if plan.name != simpler.name and same_functions(plan, simpler) and not plan.build:
+            trained = trainable_names(module, tune, ())
+            if assign(module, simpler.roles, trained).of == roles.of:
+                log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     return Net(
         plan, tune, module.to(device), roles, input_settings(module, model),
         tree.pick(tensors, roles.trainable), tree.pick(tensors, roles.frozen),
     )  # fmt: skip
+
+
+def same_functions(a: Plan, b: Plan) -> bool:
+    """Whether two plans differ in their roles only."""
+    return replace(a, name="", roles=(), start=b.start) == replace(b, name="", roles=()) and a.start({}) == b.start({})
 
 
 def joined(method: tuple[Plugin, ...], tune: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
@@ -167,14 +160,19 @@ class Worker:
     def evaluate(self, name: str, down: Payload, memory: Memory) -> Payload:
         """A client's views on its own images. It works on a scratch memory, which is thrown away.
 
-        A client that never trains has one more view: after a round's local training of all that is trainable.
+        A client that never trains has one more view, finetuned: after a round's local training of all that is
+        trainable. `run.before_after` gives every client that view and the one before it.
         """
         client = self.client(name, int(down.scalars["round"]), dict(memory))
         scalars: dict[str, float] = {}
         views = dict(self.net.plan.views(client, down))
         if name in self.split.unseen:
-            views["finetuned"] = client.net(descend(client, overwrite(client, down), tag="finetune"))
-        for view, predict in views.items():
+            views["finetuned"] = descend(client, overwrite(client, down), tag="finetune")
+        elif self.experiment.run.before_after:
+            views["before"] = overwrite(client, down)
+            views["after"] = descend(client, views["before"], tag="finetune")
+        for view, weights in views.items():
+            predict = client.net(weights)
             for metric, value in score(predict, client.data, client.data.test, self.net.inputs, self.device).items():
                 scalars[f"{view}_{metric}"] = value
             if len(client.data.val):

@@ -9,7 +9,7 @@ from fedvit import tree
 from fedvit.client import Memory
 from fedvit.cost import cost
 from fedvit.errors import UserError
-from fedvit.experiment import Run
+from fedvit.experiment import Run, run_rounds
 from fedvit.ledger import Ledger
 from fedvit.methods import METHODS
 from fedvit.models.classifier import state
@@ -41,6 +41,13 @@ def test_a_plan_keeps_its_promises(label: str, tmp_path: Path) -> None:
             assert not set(group) & set(net.roles.personal), "a personal name crossed"
             for tensor in group.values():
                 assert not any(same_values(tensor, own) for own in personal), "a personal value crossed"
+
+    once = [name for name in done[0].row["cohort"] if name not in done[1].row["cohort"] and not net.plan.pooled]
+    for name in once:
+        if name in bench.store.versions:
+            assert bench.store.versions[name]["file"].endswith("-000001.safetensors"), (
+                "a client moved without being asked"
+            )
 
     declared = cost(bench.experiment, 10)
     for name in sampled:
@@ -93,8 +100,6 @@ def test_a_pair_that_trains_nothing_is_refused(label: str, tmp_path: Path) -> No
 def test_interrupted_and_resumed_equals_uninterrupted(label: str, tmp_path: Path) -> None:
     experiment = tiny(label, rounds=3, cohort=3)
     whole = finish(experiment, tmp_path / "whole")
-    from fedvit.experiment import run_rounds
-
     steps = run_rounds(experiment, tmp_path / "parts")
     next(steps)
     next(steps)

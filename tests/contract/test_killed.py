@@ -30,8 +30,9 @@ FLAGS = [
 MOMENTS = {
     "training": ("fedvit.plan", "descend", 8),
     "between clients' files": ("fedvit.store", "memory_to_bytes", 8),
-    "before the manifest": ("fedvit.checkpoint", "collect_garbage", 3),
-    "while a file is written": ("os", "fsync", 19),
+    "before the manifest": ("fedvit.checkpoint", "write", 6),  # its calls: server, manifest, server, manifest ...
+    "after the manifest": ("fedvit.checkpoint", "collect_garbage", 3),
+    "with half a server file on disk": ("fedvit.checkpoint", "write", 5),
     "between rounds": ("fedvit.results", "append_line", 6),
     "after the last round": ("fedvit.experiment", "write_summary", 1),
 }
@@ -45,6 +46,9 @@ if module != "none":
         global count
         count += 1
         if count == calls:
+            if name == "write":  # leave half of the file behind
+                folder, file, blob = args
+                (folder / (file + ".partial")).write_bytes(blob[: len(blob) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(*args, **kwargs)
     setattr(owner, name, deadly)

@@ -9,7 +9,7 @@ from fedvit import tree
 from fedvit.checkpoint import load_checkpoint
 from fedvit.experiment import Run, load_data
 from fedvit.models.classifier import ModelSettings, build
-from fedvit.models.plugins import Lora, Prefix, Prompt
+from fedvit.models.plugins import Adapter, Lora, Prefix, Prompt
 from fedvit.payload import Payload
 from fedvit.plan import client_round
 from fedvit.store import Store
@@ -34,11 +34,23 @@ def logits(*plugins: object) -> torch.Tensor:
         Prefix(init="zero"),
         Prefix(bottleneck=None, init="zero"),
         Lora(),
+        Adapter(),
+        Adapter(per_layer=True, activation="tanh"),
     ],
     ids=str,
 )
 def test_a_plugin_that_adds_nothing_is_the_plain_vit(plugin: object) -> None:
     assert torch.equal(logits(plugin), logits())
+
+
+def test_a_random_prefix_changes_the_model() -> None:
+    for plugin in (
+        Prefix(),
+        Prefix(bottleneck=None, init="random"),
+        Prompt(),
+        Prefix(bottleneck=None, combine="concat"),
+    ):
+        assert not torch.equal(logits(plugin), logits())
 
 
 def test_plugins_leave_the_backbone_as_it_was_drawn() -> None:
@@ -147,9 +159,11 @@ def test_centralized_is_one_client_with_all_images(tmp_path: Path) -> None:
 
 
 def test_fedrep_moves_the_head_first_and_only_then_the_body(tmp_path: Path) -> None:
-    bench = Bench(tiny("fedrep", {"body_epochs": 0}), tmp_path)
+    from fedvit.methods.fedrep import head_then_body
+
+    bench = Bench(tiny("fedrep"), tmp_path)
     client = bench.worker.client("0", 1, {})
-    end = bench.net.plan.local(client, bench.net.initial)
+    end = head_then_body(client, bench.net.initial, head_epochs=1, body_epochs=0)
     body = bench.net.roles.shared
     assert same_trees(tree.pick(end, body), tree.pick(bench.net.initial, body))
     assert not same_trees(
@@ -162,12 +176,26 @@ def test_fedbabu_forgets_its_finetuned_head(tmp_path: Path) -> None:
     client = bench.worker.client("0", 1, {})
     x = next(iter(client.batches(1, "look")))[0]
     down = Payload({"shared": bench.server.shared})
-    tuned = bench.net.plan.views(client, down)["personal"](x)
+    tuned = client.net(bench.net.plan.views(client, down)["personal"])(x)
     plain = client.net(bench.server.shared)(x)
     assert not torch.equal(tuned, plain)
     whole = Bench(tiny("fedbabu", {"finetune": "all", "steps": 3}), tmp_path)
-    other = whole.net.plan.views(whole.worker.client("0", 1, {}), down)["personal"](x)
+    owner = whole.worker.client("0", 1, {})
+    other = owner.net(whole.net.plan.views(owner, down)["personal"])(x)
     assert not torch.equal(tuned, other)
+
+
+def test_testing_inside_the_round_leaves_centralized_alone(tmp_path: Path) -> None:
+    a, b = tiny("centralized", {"evaluate": "in_round"}), tiny("centralized")
+    assert Run(finish(a, tmp_path / "a")).clients == Run(finish(b, tmp_path / "b")).clients
+
+
+def test_memory_on_disk_gives_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = finish(tiny("fedper", rounds=3), tmp_path / "a")
+    monkeypatch.setattr("fedvit.experiment.free_ram", lambda: 0)
+    b = finish(tiny("fedper", rounds=3), tmp_path / "b")
+    assert "kept on disk" in (b / "log.txt").read_text()
+    assert (a / "clients.csv").read_bytes() == (b / "clients.csv").read_bytes()
 
 
 def test_testing_inside_the_round_uses_each_clients_own_weights(tmp_path: Path) -> None:

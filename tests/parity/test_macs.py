@@ -26,16 +26,18 @@ def test_concatenated_prefixes_are_attended_to() -> None:
     x = torch.randn(2, 3, 8, 8)
     assert not torch.allclose(plain(x), plugged(x))
     extra = macs_per_example(plugged, 8) - macs_per_example(plain, 8)
-    assert extra == 4 * (17 * (64 * 256 + 256 * 128) + 2 * 17 * 17 * 64)  # adapters, and 17 more keys for each query
+    dim = plain.embed_dim
+    assert extra == 4 * (17 * (dim * 256 + 256 * 2 * dim) + 2 * 17 * 17 * dim)  # adapters, and 17 more keys a query
 
 
 def test_concat_equals_attention_written_out() -> None:
     model = build(ModelSettings(), 10, (Prefix(combine="concat"),), 0).eval()
     block = model.blocks[0]
-    x = torch.randn(2, 17, 64)
-    heads, width = 4, 16
-    q, k, v = block.attn.qkv(x).split(64, dim=-1)
-    pk, pv = block.prefix(x).split(64, dim=-1)
+    dim, heads = model.embed_dim, block.attn.num_heads
+    width = dim // heads
+    x = torch.randn(2, 17, dim)
+    q, k, v = block.attn.qkv(x).split(dim, dim=-1)
+    pk, pv = block.prefix(x).split(dim, dim=-1)
     keys, values = torch.cat([pk, k], 1), torch.cat([pv, v], 1)
     out = []
     for h in range(heads):

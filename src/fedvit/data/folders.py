@@ -145,7 +145,7 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> Scan:
 def agreed_classes(
     root: Path, placed: Sequence[tuple[Place, list[Path]]], class_list: Sequence[str]
 ) -> tuple[str, ...]:
-    """The class names of all sites, which must agree unless `data.classes` lists them."""
+    """The class names of all sites, which must agree unless `data.class_names` lists them."""
     by_group: dict[str | None, set[str]] = {}
     for where, files in placed:
         by_group.setdefault(where.group, set()).add(where.label)
@@ -156,13 +156,13 @@ def agreed_classes(
     if class_list:
         strange = sorted(every - set(class_list))
         if strange:
-            raise UserError(f"{root} has classes that data.classes does not list: {', '.join(strange)}")
+            raise UserError(f"{root} has classes that data.class_names does not list: {', '.join(strange)}")
         return tuple(class_list)
     for group, mine in by_group.items():
         if mine != every:
             raise UserError(
                 f"the sites in {root} have different class names: {group} lacks {', '.join(sorted(every - mine))}; "
-                "rename the folders, or list all classes with --set data.classes=a,b,c"
+                "rename the folders, or list all classes with --set data.class_names=a,b,c"
             )
     return tuple(sorted(every))
 

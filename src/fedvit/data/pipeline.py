@@ -27,10 +27,6 @@ class ClientData:
     test: Tensor
     classes: int
 
-    @property
-    def class_counts(self) -> Tensor:
-        return torch.bincount(self.labels[self.train], minlength=self.classes)
-
 
 def client_data(images: Tensor, labels: Tensor, classes: int, part: ClientSplit) -> ClientData:
     """Views into tensors that all clients share."""

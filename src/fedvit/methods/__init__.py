@@ -1,6 +1,7 @@
 """Every method by name: one dictionary, one file each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from fedvit.methods import (
     adapters,
@@ -38,3 +39,8 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "fedavg_ft": fedavg_ft.plan,
     "centralized": centralized.plan,
 }
+
+
+def make_plan(table: Mapping[str, Any]) -> Plan:
+    """The plan of a [method] table: its name, and the arguments of its function."""
+    return METHODS[table["name"]](**{key: value for key, value in table.items() if key != "name"})

@@ -8,9 +8,10 @@ from fedvit.models.classifier import group, head
 from fedvit.models.plugins import Adapter
 from fedvit.plan import Plan
 from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.settings import Count
 
 
-def plan(width: int = 256, per_layer: bool = False) -> Plan:
+def plan(width: Count = 256, per_layer: bool = False) -> Plan:
     return Plan(
         name="adapters",
         build=(Adapter(width=width, activation="tanh", per_layer=per_layer),),

@@ -6,15 +6,17 @@ Departs from the paper: no single paper; `epochs` defaults to the run's local ep
 from collections.abc import Mapping
 from functools import partial
 
-from fedvit.client import Client, Predictor
+from fedvit.client import Client
 from fedvit.payload import Payload
 from fedvit.plan import Plan, overwrite
+from fedvit.settings import Count
 from fedvit.training import descend
+from fedvit.tree import Tree
 
 
-def after_epochs(client: Client, down: Payload, epochs: int | None) -> Mapping[str, Predictor]:
-    return {"personal": client.net(descend(client, overwrite(client, down), epochs=epochs, tag="finetune"))}
+def after_epochs(client: Client, down: Payload, epochs: int | None) -> Mapping[str, Tree]:
+    return {"personal": descend(client, overwrite(client, down), epochs=epochs, tag="finetune")}
 
 
-def plan(epochs: int | None = None) -> Plan:
+def plan(epochs: Count | None = None) -> Plan:
     return Plan(name="fedavg_ft", views=partial(after_epochs, epochs=epochs))

@@ -10,25 +10,24 @@ from functools import partial
 from typing import Literal
 
 from fedvit import tree
-from fedvit.client import Client, Predictor
+from fedvit.client import Client
 from fedvit.models.classifier import head
 from fedvit.payload import Payload
 from fedvit.plan import Plan, overwrite
 from fedvit.roles import FROZEN, SHARED, everything
+from fedvit.settings import Count
 from fedvit.training import descend
+from fedvit.tree import Tree
 
 
-def after_finetuning(
-    client: Client, down: Payload, finetune: Literal["head", "all"], steps: int
-) -> Mapping[str, Predictor]:
+def after_finetuning(client: Client, down: Payload, finetune: Literal["head", "all"], steps: int) -> Mapping[str, Tree]:
     heads = head.match(client.module)
     start = tree.overlay(overwrite(client, down), tree.pick(client.frozen, sorted(heads)))
     only = heads if finetune == "head" else start.keys()
     epochs = -(-steps * client.settings.batch // len(client.data.train))  # enough passes for so many batches
-    tuned = descend(client, start, only=only, epochs=epochs, steps=steps, tag="finetune")
-    return {"personal": client.net(tuned)}
+    return {"personal": descend(client, start, only=only, epochs=epochs, steps=steps, tag="finetune")}
 
 
-def plan(finetune: Literal["head", "all"] = "head", steps: int = 1) -> Plan:
+def plan(finetune: Literal["head", "all"] = "head", steps: Count = 1) -> Plan:
     views = partial(after_finetuning, finetune=finetune, steps=steps)
     return Plan(name="fedbabu", roles=((head, FROZEN), (everything, SHARED)), views=views)

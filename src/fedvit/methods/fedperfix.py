@@ -8,27 +8,26 @@ last block personal, which the code does on CIFAR-100 and the paper does not men
 
 from typing import Literal
 
-from fedvit.models.classifier import group, head, last_block
+from fedvit.models.classifier import group, head
+from fedvit.models.classifier import last_block as whole_last_block
 from fedvit.models.plugins import Init, Prefix
 from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, Selector, everything
+from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.settings import Count, Finite
 
 
 def plan(
-    s: float = 1.5,
-    bottleneck: int = 256,
+    s: Finite = 1.5,
+    bottleneck: Count = 256,
     init: Init = "auto",
     combine: Literal["add", "concat"] = "add",
     last_block: bool = False,
 ) -> Plan:
     own = group("prefix") | head
     if last_block:
-        own = own | WHOLE_LAST_BLOCK
+        own = own | whole_last_block
     return Plan(
         name="fedperfix",
         build=(Prefix(bottleneck=bottleneck, s=s, init=init, combine=combine),),
         roles=((own, PERSONAL), (everything, SHARED)),
     )
-
-
-WHOLE_LAST_BLOCK = Selector("last block", last_block)

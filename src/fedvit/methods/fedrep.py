@@ -11,6 +11,7 @@ from functools import partial
 from fedvit.client import Client
 from fedvit.methods import fedper
 from fedvit.plan import Plan
+from fedvit.settings import Count
 from fedvit.training import descend
 from fedvit.tree import Tree
 
@@ -20,6 +21,6 @@ def head_then_body(client: Client, start: Tree, head_epochs: int, body_epochs: i
     return descend(client, middle, only=client.roles.shared, epochs=body_epochs)
 
 
-def plan(head_epochs: int = 1, body_epochs: int | None = None) -> Plan:
+def plan(head_epochs: Count = 1, body_epochs: Count | None = None) -> Plan:
     local = partial(head_then_body, head_epochs=head_epochs, body_epochs=body_epochs)
     return replace(fedper.plan(), name="fedrep", local=local)

@@ -7,7 +7,8 @@ from typing import Literal
 
 from fedvit.methods.prefix_z import vanilla_prefix
 from fedvit.plan import Plan
+from fedvit.settings import Count, Finite
 
 
-def plan(s: float = 1.5, combine: Literal["add", "concat"] = "add", tokens: int = 10) -> Plan:
+def plan(s: Finite = 1.5, combine: Literal["add", "concat"] = "add", tokens: Count = 10) -> Plan:
     return vanilla_prefix("prefix_r", "random", s, combine, tokens)

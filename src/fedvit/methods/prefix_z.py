@@ -10,6 +10,7 @@ from fedvit.models.classifier import group, head
 from fedvit.models.plugins import Init, Prefix
 from fedvit.plan import Plan
 from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.settings import Count, Finite
 
 
 def vanilla_prefix(name: str, init: Init, s: float, combine: Literal["add", "concat"], tokens: int) -> Plan:
@@ -20,5 +21,5 @@ def vanilla_prefix(name: str, init: Init, s: float, combine: Literal["add", "con
     )
 
 
-def plan(s: float = 1.5, combine: Literal["add", "concat"] = "add", tokens: int = 10) -> Plan:
+def plan(s: Finite = 1.5, combine: Literal["add", "concat"] = "add", tokens: Count = 10) -> Plan:
     return vanilla_prefix("prefix_z", "zero", s, combine, tokens)

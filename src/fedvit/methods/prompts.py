@@ -9,9 +9,10 @@ from fedvit.models.classifier import group, head
 from fedvit.models.plugins import Prompt
 from fedvit.plan import Plan
 from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.settings import Count, Share
 
 
-def plan(tokens: int = 10, dropout: float = 0.1, init: Literal["uniform", "zero"] = "uniform") -> Plan:
+def plan(tokens: Count = 10, dropout: Share = 0.1, init: Literal["uniform", "zero"] = "uniform") -> Plan:
     return Plan(
         name="prompts",
         build=(Prompt(tokens=tokens, dropout=dropout, init=init),),

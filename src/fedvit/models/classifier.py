@@ -15,7 +15,7 @@ from timm.layers.layer_scale import LayerScale
 from torch import Tensor, nn
 
 from fedvit import randomness
-from fedvit.errors import UserError, nearest
+from fedvit.errors import UserError, hint, nearest
 from fedvit.models.plugins import KINDS, Plugin, attach
 from fedvit.roles import Selector, of_type, segment, state_names, under
 from fedvit.settings import ModelSettings
@@ -47,7 +47,7 @@ def build(settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], se
 def backbone(settings: ModelSettings, classes: int) -> nn.Module:
     """The plain timm model."""
     sizes: dict[str, Any] = {}
-    if settings.image_size is not None:
+    if settings.image_size not in (None, input_size(settings.model_copy(update={"image_size": None}))):
         sizes["img_size"] = settings.image_size
     if settings.patch_size is not None:
         sizes["patch_size"] = settings.patch_size
@@ -78,9 +78,8 @@ def check_name(name: str) -> None:
     if name == "vit_micro" or name in TORCHVISION or timm.is_model(name):
         return
     known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), *TORCHVISION, "vit_micro"]
-    hint = nearest(name, known).split(" valid:")[0]
     raise UserError(
-        f"unknown model {name!r}; {hint} any ViT of timm.list_models() will do, or {', '.join(TORCHVISION)}"
+        f"unknown model {name!r}; {hint(name, known)}any ViT of timm.list_models() will do, or {', '.join(TORCHVISION)}"
     )
 
 
@@ -196,10 +195,7 @@ norm = group("norm")
 attn = group("attn")
 
 
-def last_block(model: nn.Module) -> set[str]:
-    """The weights of the last transformer block."""
-    depth = len(model.blocks)  # type: ignore[arg-type]
-    return under(f"blocks.{depth - 1}").match(model)
+last_block = Selector("last block", lambda model: under(f"blocks.{len(getattr(model, 'blocks', ())) - 1}").match(model))
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:

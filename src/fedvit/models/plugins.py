@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from timm.layers.attention import Attention
 from torch import Tensor, nn
 
 from fedvit.errors import UserError
@@ -149,6 +150,7 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True) -> No
             patch_area = model.patch_embed.proj.weight[0].numel()  # type: ignore[union-attr,index]
             bound = 0.0 if plugin.init == "zero" else (6 / (patch_area + dim)) ** 0.5
             for block in blocks:
+                need_plain_attention(block, "the prompt plugin")
                 block.prompt = PromptTokens(plugin.tokens, dim, bound, plugin.dropout)
                 block.register_forward_pre_hook(partial(append_prompt, block.prompt))
                 block.register_forward_hook(partial(cut_prompt, plugin.tokens))
@@ -179,6 +181,15 @@ def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
     return blocks
 
 
+def need_plain_attention(block: Any, what: str) -> None:
+    """More tokens than the model knows places for go with plain attention only."""
+    if type(block.attn) is not Attention or getattr(block.attn, "gate", None) is not None:
+        raise UserError(
+            f"{what} needs timm's plain attention; found {type(block.attn).__name__}, which may be rotary or gated: "
+            "use an additive prefix, adapters or LoRA, or another model"
+        )
+
+
 def attach_prefix(block: Any, plugin: Prefix, *, zero: bool) -> None:
     qkv: nn.Linear = block.attn.qkv
     dim, out = qkv.in_features, qkv.out_features // 3 * 2
@@ -191,8 +202,7 @@ def attach_prefix(block: Any, plugin: Prefix, *, zero: bool) -> None:
     if plugin.combine == "add":
         qkv.register_forward_hook(partial(add_to_keys_and_values, block.prefix))
     else:
-        if getattr(block.attn, "gate", None) is not None:
-            raise UserError("combine=concat does not know timm's gated attention: use combine=add")
+        need_plain_attention(block, "combine=concat")
         block.attn.forward = partial(attend_with_prefix, block.attn, block.prefix)
 
 
@@ -217,8 +227,12 @@ def cut_prompt(tokens: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor
     return output[:, : output.shape[1] - tokens]
 
 
-def attend_with_prefix(attn: Any, prefix: nn.Module, x: Tensor, **_: Any) -> Tensor:
+def attend_with_prefix(
+    attn: Any, prefix: nn.Module, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
     """Self-attention over the tokens and, beside them, the prefix's keys and values (eq. 3 of FedPerfix)."""
+    if attn_mask is not None or is_causal:
+        raise ValueError("a concatenated prefix does not go with an attention mask")
     batch, tokens, _dim = x.shape
     shape = (batch, -1, 3, attn.num_heads, attn.head_dim)
     q, k, v = attn.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
