@@ -342,6 +342,25 @@ def test_cifar_in_torchvisions_layout(tmp_path: Path, monkeypatch: pytest.Monkey
     assert data.class_names[0] == "plane"
 
 
+def test_pcam_in_torchvisions_layout(tmp_path: Path, store: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="PCam's files need h5py")
+    (tmp_path / "pcam").mkdir()
+    for number, (part, count) in enumerate((("train", 6), ("valid", 2), ("test", 4))):
+        base = tmp_path / "pcam" / f"camelyonpatch_level_2_split_{part}"
+        with h5py.File(f"{base}_x.h5", "w") as file:
+            file["x"] = (
+                np.full((count, 96, 96, 3), 10 * number, np.uint8)
+                + np.arange(count, dtype=np.uint8)[:, None, None, None]
+            )
+        with h5py.File(f"{base}_y.h5", "w") as file:
+            file["y"] = (np.arange(count) % 2).reshape(count, 1, 1, 1)
+    data = load(DataSettings(name="pcam", dir=tmp_path, cache=store), 8)
+    assert data.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 10, 11, 20, 21, 22, 23]
+    assert data.labels.tolist() == [0, 1] * 6
+    assert data.official_test is not None
+    assert data.official_test.tolist() == [False] * 8 + [True] * 4
+
+
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion_mnist", "pcam"])
 def test_nothing_is_downloaded_unless_asked(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.download=true"):

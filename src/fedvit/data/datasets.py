@@ -1,5 +1,6 @@
 """Sources of images. Every source becomes one `Dataset`: uint8 images of one size, labels, names."""
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ TORCHVISION = {  # name -> torchvision's class, images, classes
     "fashion_mnist": ("FashionMNIST", 70_000, 10),
     "pcam": ("PCAM", 327_680, 2),
 }
+PCAM_SPLITS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's word -> the files'
 MEDMNIST = (
     "pathmnist", "chestmnist", "dermamnist", "octmnist", "pneumoniamnist", "retinamnist", "breastmnist", "bloodmnist",
     "tissuemnist", "organamnist", "organcmnist", "organsmnist",
@@ -191,21 +193,29 @@ def from_torchvision(name: str, settings: DataSettings) -> Dataset:
 
 
 def from_pcam(kind: Any, settings: DataSettings) -> Dataset:
-    """PatchCamelyon: too large for memory, so its images go through the cache once."""
-    parts = [kind(settings.folder, split=split, download=settings.download) for split in ("train", "val", "test")]
-    labels = np.array([part[i][1] for part in parts for i in range(len(part))], dtype=np.int64)
-    test = np.repeat([False, False, True], [len(part) for part in parts])
+    """PatchCamelyon: too large for memory, so its images go through the cache once; val joins train."""
+    assert settings.folder is not None
+    for split in PCAM_SPLITS:
+        kind(settings.folder, split=split, download=settings.download)  # torchvision checks that the files are there
+    import h5py
 
-    def image(number: int) -> Images:
-        for part in parts:
-            if number < len(part):
-                return np.asarray(part[number][0].convert("RGB"), dtype=np.uint8)
-            number -= len(part)
-        raise IndexError(number)
+    files = [settings.folder / "pcam" / f"camelyonpatch_level_2_split_{name}" for name in PCAM_SPLITS.values()]
+    targets = []
+    for file in files:
+        with h5py.File(f"{file}_y.h5") as opened:
+            targets.append(opened["y"][:, 0, 0, 0].astype(np.int64))
+    starts = np.cumsum([0, *map(len, targets)])
+    with contextlib.ExitStack() as stack:
+        pixels = [stack.enter_context(h5py.File(f"{file}_x.h5"))["x"] for file in files]
 
-    key = ("pcam", [len(part) for part in parts])
-    images, _ = cache.images(settings.cache_folder, key, len(labels), 96, image, skip_bad=False)
-    return Dataset("pcam", images, labels, ("no tumour", "tumour"), test)
+        def image(number: int) -> Images:
+            part = int(np.searchsorted(starts, number, side="right")) - 1
+            return np.asarray(pixels[part][number - starts[part]], dtype=np.uint8)
+
+        key = ("pcam", [len(labels) for labels in targets])
+        images, _ = cache.images(settings.cache_folder, key, int(starts[-1]), 96, image, skip_bad=False)
+    test = np.repeat([split == "test" for split in PCAM_SPLITS], list(map(len, targets)))
+    return Dataset("pcam", images, np.concatenate(targets), ("no tumour", "tumour"), test)
 
 
 def from_folder(root: Path, settings: DataSettings, size: int) -> Dataset:
