@@ -92,9 +92,9 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
             "choose another tune, such as full or bias"
         )
     for simpler in (METHODS["fedavg"](), METHODS["local"](), METHODS["fedper"]()):
-        if plan.name != simpler.name and same_functions(plan, simpler) and not plan.build:
-            trained = trainable_names(module, tune, ())
-            if assign(module, simpler.roles, trained).of == roles.of:
+        if differ_in_roles_only(plan, simpler):
+            same = assign(module, simpler.roles, trainable_names(module, tune, simpler.build)) == roles
+            if same and plan.name != simpler.name:
                 log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     return Net(
@@ -103,9 +103,9 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     )  # fmt: skip
 
 
-def same_functions(a: Plan, b: Plan) -> bool:
-    """Whether two plans differ in their roles only."""
-    return replace(a, name="", roles=(), start=b.start) == replace(b, name="", roles=()) and a.start({}) == b.start({})
+def differ_in_roles_only(a: Plan, b: Plan) -> bool:
+    """Whether two plans would be the same if their weights had the same roles."""
+    return replace(a, name="", roles=()) == replace(b, name="", roles=())
 
 
 def joined(method: tuple[Plugin, ...], tune: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
