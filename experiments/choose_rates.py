@@ -40,11 +40,11 @@ def main() -> None:
         found[f"{rate:g}"] = Run(folder).summary["views"]["personal"]["val"]
         print(f"{experiment.label} at {rate:g}: {found[f'{rate:g}']:.1f} % on val", flush=True)
     best = max(found, key=lambda rate: found[rate])
-    print(f"chosen for {a.tune}: {best}")
+    print(f"chosen for {experiment.label}: {best}")
     if a.save:
         saved = json.loads(a.save.read_text()) if a.save.is_file() else {}
-        settings = {"method": a.method, "rounds": a.rounds, "seed": a.seed, "val": found, "chosen": float(best)}
-        saved.setdefault(a.experiment.stem, {})[a.tune] = settings
+        figures = {"rounds": a.rounds, "seed": a.seed, "val": found, "chosen": float(best)}
+        saved.setdefault(a.experiment.stem, {})[experiment.label] = figures
         a.save.write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")
 
 
