@@ -311,6 +311,16 @@ def test_every_method_file_says_how_it_departs_from_its_paper() -> None:
         assert "Departs from the paper:" in (sys.modules[function.__module__].__doc__ or "")
 
 
+def test_the_defaults_that_help_names_are_the_real_ones() -> None:
+    from fedvit import config
+    from fedvit.cli import Flags
+
+    tables = config.load().model_dump()
+    for flag in ("method", "tune", "data", "model", "rounds", "epochs", "batch", "seed", "threads", "precision"):
+        table, key = config.FLAGS[flag].split(".")
+        assert f"(default: {tables[table][key]})" in Flags.__annotations__[flag].__metadata__[0].help, flag
+
+
 def test_help_does_not_import_torch() -> None:
     code = "import sys; sys.argv=['fedvit','--help']\nfrom fedvit.cli import app\ntry: app()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"  # noqa: E501
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

@@ -27,37 +27,47 @@ err = Console(stderr=True)
 class Flags:
     """The flags that every training command has; each stands for one key of the experiment."""
 
-    method: Annotated[str | None, typer.Option(help="Who keeps which weights: see `fedvit methods`.")] = None
-    tune: Annotated[str | None, typer.Option(help="What is trained: full, head, bias, adapter, prompt, prefix, lora, or layer groups joined by commas.")] = None  # fmt: skip
-    data: Annotated[
-        str | None, typer.Option(help="A name (see `fedvit datasets`), an npz file or a folder of images.")
+    method: Annotated[
+        str | None, typer.Option(help="Who keeps which weights: see `fedvit methods` (default: fedavg).")
     ] = None
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of data and weights. [default: $FEDVIT_DATA]")] = None
+    tune: Annotated[str | None, typer.Option(help="What is trained: full, head, bias, adapter, prompt, prefix, lora, or layer groups joined by commas (default: full).")] = None  # fmt: skip
+    data: Annotated[
+        str | None,
+        typer.Option(help="A name (see `fedvit datasets`), an npz file or a folder of images (default: digits)."),
+    ] = None
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of data and weights (default: $FEDVIT_DATA).")] = None
     samples: Annotated[int | None, typer.Option(help="Keep so many images only, the same number of every class.")] = None  # fmt: skip
-    partition: Annotated[str | None, typer.Option(help="Split over clients: iid, dirichlet, dirichlet_train, pathological, dh, domain, site.")] = None  # fmt: skip
-    model: Annotated[str | None, typer.Option(help="vit_micro, or any timm ViT or DeiT.")] = None
-    image_size: Annotated[int | None, typer.Option(help="Pixels.")] = None
-    patch_size: Annotated[int | None, typer.Option(help="Pixels.")] = None
+    partition: Annotated[str | None, typer.Option(help="Split over clients: iid, dirichlet, dirichlet_train, pathological, dh, domain, site (default: site for folders of sites, else dirichlet).")] = None  # fmt: skip
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A timm ViT or DeiT, resnet18, resnet50, resnet50_gn, shufflenet_v2_x0_5 (default: vit_micro)."
+        ),
+    ] = None
+    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels (default: the model's own).")] = (
+        None
+    )
+    patch_size: Annotated[int | None, typer.Option(help="Side of a patch in pixels (default: the model's own).")] = None
     weights: Annotated[Path | None, typer.Option(help="Pre-trained weights, a .safetensors file.")] = None
     pretrained: Annotated[bool | None, typer.Option("--pretrained", help="Pre-trained weights from timm's hub.")] = None
-    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None
-    cohort: Annotated[int | None, typer.Option(help="Clients sampled per round. [default: all, at most 8]")] = None
-    rounds: Annotated[int | None, typer.Option(help="Rounds.")] = None
-    epochs: Annotated[int | None, typer.Option(help="Local epochs per round.")] = None
-    batch: Annotated[int | None, typer.Option(help="Images per step.")] = None
-    lr: Annotated[float | None, typer.Option(help="Learning rate. [default: the tune's published one]")] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of split, weights, sampling and order.")] = None
-    eval_every: Annotated[int | None, typer.Option(help="Evaluate every R rounds; 0: after the last only. [default: 1 up to 100 clients, else 0]")] = None  # fmt: skip
+    clients: Annotated[int | None, typer.Option(help="Number of clients (default: the sites, else 24).")] = None
+    cohort: Annotated[int | None, typer.Option(help="Clients sampled per round (default: all, at most 8).")] = None
+    rounds: Annotated[int | None, typer.Option(help="Rounds (default: 16).")] = None
+    epochs: Annotated[int | None, typer.Option(help="Local epochs per round (default: 2).")] = None
+    batch: Annotated[int | None, typer.Option(help="Images per step (default: 32).")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate (default: the tune's published one).")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed of split, weights, sampling and order (default: 0).")] = None
+    eval_every: Annotated[int | None, typer.Option(help="Evaluate every R rounds; 0: after the last only (default: 1 up to 100 clients, else 0).")] = None  # fmt: skip
     until_accuracy: Annotated[float | None, typer.Option(help="Stop when the mean personal accuracy reaches X percent.")] = None  # fmt: skip
-    threads: Annotated[int | None, typer.Option(help="CPU threads; part of the result, since it changes float sums. [default: 1]")] = None  # fmt: skip
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16.")] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:0 ...")] = None
+    threads: Annotated[int | None, typer.Option(help="CPU threads; part of the result, since it changes float sums (default: 1).")] = None  # fmt: skip
+    precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (default: fp32).")] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:0 ... (default: auto).")] = None
 
 
 class Common:
     """The flags of every command that trains, beside the experiment's."""
 
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results. [default: a name under runs/]")] = None  # fmt: skip
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results (default: a name under runs/).")] = None  # fmt: skip
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; repeatable.")] = None  # fmt: skip
