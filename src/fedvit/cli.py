@@ -161,6 +161,9 @@ def compare(
     rows: Annotated[list[str], typer.Argument(metavar="ROW...", help="METHOD, METHOD+TUNE or an experiment file.")],
     *,
     seeds: Annotated[str, typer.Option(help="Seeds, joined by commas.")] = "0,1,2",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="What a comparison always does: continue rows that were cut short.")
+    ] = False,
     base: Annotated[Path | None, typer.Option("--from", help="An experiment file under all rows.")] = None,
     save: Annotated[
         Path | None, typer.Option(help="Also write the table, with settings and versions, to this JSON file.")
@@ -177,6 +180,8 @@ def compare(
         from fedvit.report.progress import Progress
         from fedvit.report.tables import comparison_table
 
+        if flags["method"] is not None:
+            raise UserError("in a comparison the rows name the methods: leave --method out")
         numbers = parse_seeds(seeds, flags["seed"])
         sets = config.parse_sets(flags["sets"] or [])
         table = comparing.make_rows(rows, numbers, base, sets, given(flags))
