@@ -297,6 +297,21 @@ def test_compare_includes_local_and_skips_finished_rows(tmp_path: Path) -> None:
     assert len(json.loads((tmp_path / "c" / "compare.json").read_text())) == 4
 
 
+def test_partition_shows_a_split(tmp_path: Path) -> None:
+    arguments = ["partition", "--clients", "10", "--seed", "3"]
+    status, shown, message = call(*arguments, "--json", "--out", tmp_path / "x.png")
+    assert status == 0, message
+    content = json.loads(shown)
+    assert sum(sum(parts["train"]) + sum(parts["test"]) for parts in content["clients"].values()) == 1797
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    assert "classes" in call(*arguments)[1]
+    status, _, message = call(*arguments, "--out", tmp_path / "missing" / "x.png")
+    assert (status, "a folder that exists" in message.replace("\n", " ")) == (2, True)
+    status, shown, _ = call("datasets", "--json")
+    assert status == 0
+    assert {"name": "digits", "kind": "embedded", "images": 1797, "classes": 10, "present": True} in json.loads(shown)
+
+
 def test_methods_lists_every_method() -> None:
     status, shown, _ = call("methods", "--json")
     assert status == 0
@@ -382,7 +397,7 @@ MISTAKES = [
     (["--partition", "site"], "has no domains or sites"),
     (["--data", "organamnist"], "MedMNIST publishes it"),
     (["--samples", "5000"], "--samples 5000 of 1797"),
-    (["--set", "unseen=24"], "cannot be sampled"),
+    (["--set", "unseen=24"], "leaves nobody to train"),
     (["nowhere.toml"], "no experiment file at nowhere.toml"),
 ]
 

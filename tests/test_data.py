@@ -12,7 +12,7 @@ from PIL import Image
 
 import fedvit
 from fedvit.data import cache
-from fedvit.data.datasets import catalogue, from_clients, keep_samples, load
+from fedvit.data.datasets import Dataset, catalogue, from_clients, keep_samples, load
 from fedvit.data.partition import split
 from fedvit.data.pipeline import batches, client_data, crop, prepare, tensors
 from fedvit.errors import UserError
@@ -104,6 +104,22 @@ def test_tiny_imagenets_own_layout(tmp_path: Path, store: Path) -> None:
     assert data.official_test.tolist() == [False] * 6 + [True] * 2
 
 
+def test_tiny_imagenet_that_deviates_is_told_how(tmp_path: Path, store: Path) -> None:
+    root = tmp_path / "tiny"
+    for part in ("train", "val"):
+        for wnid in ("n01", "n02"):
+            picture(root / part / wnid / "images" / "0.JPEG", 1)
+    (root / "wnids.txt").write_text("n01\nn02\n")
+    data = load(settings(root, store), 16)  # val sorted into class folders, as many do
+    assert data.official_test is not None
+    assert data.official_test.tolist() == [False, False, True, True]
+    (root / "wnids.txt").write_text("n01\nn02\nn03\n")
+    with pytest.raises(UserError, match="no images of n03"):
+        load(settings(root, store), 16)
+    with pytest.raises(UserError, match="is not Tiny-ImageNet's layout"):
+        load(settings(tmp_path, store, layout="tiny_imagenet"), 16)
+
+
 def test_domains_hold_several_clients_or_one(tmp_path: Path, store: Path) -> None:
     root = folder(tmp_path / "d", ("art", "photo"), CLASSES, count=20)
     data, where = load(settings(root, store), 8), settings(root, store)
@@ -133,6 +149,7 @@ def test_images_are_decoded_once(tmp_path: Path, store: Path, monkeypatch: pytes
     monkeypatch.setattr(cache, "build", lambda *_, **__: pytest.fail("decoded again"))
     second = load(settings(root, store), 16)
     assert isinstance(second.images, np.memmap)
+    assert not second.images.flags.writeable  # a private writable map would count as memory
     assert np.array_equal(first.images, second.images)
 
 
@@ -143,6 +160,48 @@ def test_a_changed_folder_is_decoded_again(tmp_path: Path, store: Path) -> None:
     after = load(settings(root, store), 16).images
     assert not np.array_equal(before[0], after[0])
     assert np.array_equal(before[1:], after[1:])
+
+
+def test_a_folder_with_the_same_names_sizes_and_times_is_another_folder(tmp_path: Path, store: Path) -> None:
+    import os
+
+    for value, name in ((10, "a"), (200, "b")):
+        for label in CLASSES:
+            for i in range(4):
+                path = tmp_path / name / label / f"{i}.bmp"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (8, 8), (value, value, value)).save(path)
+                os.utime(path, (1, 1))
+    assert load(settings(tmp_path / "a", store), 8).images.max() == 10
+    assert load(settings(tmp_path / "b", store), 8).images.max() == 200
+
+
+def test_a_damaged_cache_is_decoded_again(tmp_path: Path, store: Path) -> None:
+    root = folder(tmp_path / "d", CLASSES)
+    before = np.array(load(settings(root, store), 16).images)
+    images = next(store.glob("*/images.npy"))
+    images.write_bytes(images.read_bytes()[:100])
+    assert np.array_equal(load(settings(root, store), 16).images, before)
+
+
+def test_links_are_followed(tmp_path: Path, store: Path) -> None:
+    folder(tmp_path / "elsewhere", CLASSES)
+    root = folder(tmp_path / "d", ("a", "b"), CLASSES)
+    (root / "c").symlink_to(tmp_path / "elsewhere")
+    assert load(settings(root, store), 16).group_names == ("a", "b", "c")
+
+
+def test_a_split_notices_other_images(tmp_path: Path, store: Path) -> None:
+    root = folder(tmp_path / "d", CLASSES)
+
+    def source() -> str:
+        where = settings(root, store)
+        return split(load(where, 16), PartitionSettings(name="iid", clients=2), where, batch=4, seed=0).source
+
+    before = source()
+    assert before == source()
+    picture(root / "cat" / "0.png", 199)
+    assert source() != before
 
 
 @pytest.mark.parametrize("damage", [b"not an image", b""])
@@ -291,6 +350,21 @@ def test_a_bad_npz_is_told_what_is_wrong(replace: dict[str, Any], told: str, tmp
         load(DataSettings(name=str(npz(tmp_path / "bad.npz", **replace))), 8)
 
 
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", b"\x93NUMPY nonsense"])
+def test_a_damaged_npz_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "bad.npz").write_bytes(content)
+    with pytest.raises(UserError, match=r"bad\.npz cannot be read"):
+        load(DataSettings(name=str(tmp_path / "bad.npz")), 8)
+
+
+def test_grey_and_colour_parts_of_an_npz_are_joined_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = load(DataSettings(name=str(npz(tmp_path / "x.npz", val_images=np.zeros((10, 28, 28, 3), np.uint8)))), 8)
+    assert data.images.shape == (90, 28, 28, 3)
+    assert "mixes grey and colour" in caplog.text
+    with pytest.raises(UserError, match="different sizes"):
+        load(DataSettings(name=str(npz(tmp_path / "y.npz", val_images=np.zeros((10, 9, 9), np.uint8)))), 8)
+
+
 def test_a_pickled_npz_is_not_opened(tmp_path: Path) -> None:
     np.savez(tmp_path / "evil.npz", train_images=np.array([{"a": 1}], dtype=object))
     with pytest.raises(UserError, match="without pickles"):
@@ -362,7 +436,16 @@ def test_pcam_in_torchvisions_layout(tmp_path: Path, store: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion_mnist", "pcam"])
-def test_nothing_is_downloaded_unless_asked(name: str, tmp_path: Path) -> None:
+def test_nothing_is_downloaded_unless_asked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import urllib.request
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: pytest.fail("reached for the network"))
+    for where in (
+        "cifar.download_and_extract_archive",
+        "mnist.download_and_extract_archive",
+        "pcam.download_file_from_google_drive",
+    ):
+        monkeypatch.setattr(f"torchvision.datasets.{where}", lambda *_, **__: pytest.fail("downloaded"))
     with pytest.raises(UserError, match=r"data\.download=true"):
         load(DataSettings(name=name, dir=tmp_path), 8)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
@@ -389,6 +472,8 @@ def test_arrays_and_torch_datasets_per_client(tmp_path: Path) -> None:
         data=clients, method="fedavg", rounds=1, epochs=1, patch_size=4, out=tmp_path / "r", class_names=["no", "yes"]
     )
     assert [client["client"] for client in run.clients] == ["a", "b"]
+    with pytest.raises(UserError, match="client a has 40 images and 39 labels"):
+        from_clients({"a": (images, labels[:39])})
     with pytest.raises(UserError, match=r"must lie in 0\.\.1"):
         from_clients({"a": (floats.numpy() * 300, labels)})
 
@@ -399,8 +484,12 @@ def test_arrays_and_torch_datasets_per_client(tmp_path: Path) -> None:
 def test_samples_keep_the_same_number_of_every_class() -> None:
     digits = load(DataSettings(), 8)
     few = keep_samples(digits, 205, 0, train_only=False)
-    assert sorted(np.bincount(few.labels).tolist()) == [20] * 5 + [21] * 5
-    assert np.array_equal(few.labels, keep_samples(digits, 205, 0, train_only=False).labels)
+    assert sorted(np.bincount(digits.labels[few]).tolist()) == [20] * 5 + [21] * 5
+    assert np.array_equal(few, keep_samples(digits, 205, 0, train_only=False))
+    assert not np.array_equal(few, keep_samples(digits, 205, 1, train_only=False))
+    whole = split(digits, PartitionSettings(name="iid", clients=5), DataSettings(samples=205), batch=4, seed=0)
+    used = np.sort(np.concatenate([np.concatenate([p.train, p.test]) for p in whole.clients.values()]))
+    assert np.array_equal(used, few), "a split names the images by their place in the whole set"
     with pytest.raises(UserError, match="--samples 9999 of 1797"):
         keep_samples(digits, 9999, 0, train_only=False)
 
@@ -408,8 +497,18 @@ def test_samples_keep_the_same_number_of_every_class() -> None:
 def test_samples_leave_an_official_test_set_alone(tmp_path: Path) -> None:
     data = load(DataSettings(name=str(npz(tmp_path / "x.npz"))), 8)
     few = keep_samples(data, 9, 0, train_only=True)
-    assert few.official_test is not None
-    assert (len(few), few.official_test.sum()) == (29, 20)
+    assert data.official_test is not None
+    assert (len(few), data.official_test[few].sum()) == (29, 20)
+
+
+def test_fedpefts_scarcity_is_possible() -> None:
+    labels = np.tile(np.arange(100), 150)
+    test = np.arange(15_000) >= 10_000
+    data = Dataset("c", np.zeros((15_000, 1, 1, 3), np.uint8), labels, tuple(map(str, range(100))), test)
+    settings = PartitionSettings(name="dirichlet_train", clients=64, alpha=0.1)
+    whole = split(data, settings, DataSettings(samples=1000), batch=64, seed=0)
+    assert sum(len(part.train) for part in whole.clients.values()) == 1000
+    assert len(whole.global_test) == 5000
 
 
 def test_unseen_clients_never_train_and_are_counted_apart(tmp_path: Path) -> None:

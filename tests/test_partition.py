@@ -116,3 +116,17 @@ def test_what_is_impossible_is_refused_with_what_is_possible() -> None:
         made("dh", clients=12)
     with pytest.raises(UserError, match=r"1\.\.10"):
         made("pathological", classes=11)
+
+
+GOLDEN = {
+    "iid": "db68fc9e9b8b16b8",
+    "dirichlet": "118e2913db4f8899",
+    "dirichlet_train": "d5b5b77cc8e20617",
+    "pathological": "3c63bc72ba493824",
+    "dh": "58aef2abcbc1d667",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_same_seed_gives_the_same_split_everywhere(name: str) -> None:
+    assert made(name, seed=7).to_json()["hash"][:16] == GOLDEN[name]

@@ -104,8 +104,15 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def clear_errors(debug: bool = False) -> Iterator[None]:
-    """A user's mistake: one message on standard error, status 2."""
+def clear_errors(debug: bool = False, quiet: bool = False) -> Iterator[None]:
+    """A user's mistake: one message on standard error, status 2. Warnings are shown there too, unless quiet."""
+    import logging
+
+    shown = logging.StreamHandler()
+    shown.setLevel(logging.ERROR if quiet else logging.WARNING)
+    shown.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    package = logging.getLogger("fedvit")
+    package.addHandler(shown)
     try:
         yield
     except UserError as problem:
@@ -118,6 +125,8 @@ def clear_errors(debug: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         err.print("interrupted; --resume continues after the last finished round")
         raise typer.Exit(1) from None
+    finally:
+        package.removeHandler(shown)
 
 
 def escaped(text: str) -> str:
@@ -137,7 +146,7 @@ def run(
     **flags: Any,
 ) -> None:
     """Train one method and write what every client gained from it."""
-    with clear_errors(flags["debug"]):
+    with clear_errors(flags["debug"], flags["quiet"]):
         from fedvit import config, running
         from fedvit.experiment import Run
         from fedvit.report.progress import Progress
@@ -171,7 +180,7 @@ def compare(
     **flags: Any,
 ) -> None:
     """Compare rows on the same data, split and seeds; Local is always among them. Finished rows are not run again."""
-    with clear_errors(flags["debug"]):
+    with clear_errors(flags["debug"], flags["quiet"]):
         import json
 
         from fedvit import compare as comparing
@@ -283,11 +292,15 @@ def partition(
     """Who would own what: a split's table, picture or JSON; trains nothing."""
     with clear_errors(flags["debug"]):
         from fedvit import config
+        from fedvit.data import datasets
         from fedvit.experiment import load_data
         from fedvit.report.tables import split_counts, split_table
 
+        if picture is not None and (picture.suffix not in (".png", ".svg", ".pdf") or not picture.parent.is_dir()):
+            raise UserError(f"--out expects a .png, .svg or .pdf file in a folder that exists, found {picture}")
         experiment = config.load(None, config.parse_sets(flags["sets"] or []), given(flags))
-        dataset, split = load_data(experiment)
+        dataset = datasets.load(experiment.data, None)
+        _, split = load_data(experiment, dataset)
         counts = split_counts(dataset, split)
         if picture is not None:
             from fedvit.report.plots import draw_split

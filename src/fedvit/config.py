@@ -225,6 +225,8 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
         clients = len(groups) if groups and partition in ("site", "domain") else DEFAULT_CLIENTS
     seen = clients - experiment.data.unseen
     cohort = train.cohort if train.cohort is not None else max(1, min(seen, LARGEST_DEFAULT_COHORT))
+    if seen < 1:
+        raise UserError(f"data.unseen={experiment.data.unseen} of {clients} clients leaves nobody to train")
     if cohort > seen:
         never = f", {experiment.data.unseen} of them never trained" if experiment.data.unseen else ""
         raise UserError(

@@ -81,6 +81,8 @@ class Run:
             raise UserError(f"{self.folder} has no checkpoint yet: run it first")
         owner = net.bare_client(store.get(client))
         if net.plan.views is not own_model:
+            if experiment.data.name == "python":
+                raise UserError(f"{net.plan.name} fine-tunes on the client's images, which were given from Python")
             worker = Worker(experiment, net, *load_data(experiment), cpu)
             owner = worker.client(client, server.round, store.get(client))
         weights = net.plan.views(owner, net.plan.dispatch(server, client))["personal"]
@@ -106,9 +108,6 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
     data, seed = experiment.data, experiment.run.seed
     if dataset is None:
         dataset = datasets.load(data, input_size(experiment.model))
-    if data.samples is not None:
-        train_only = experiment.partition.name not in partition.POOLED_RULES
-        dataset = datasets.keep_samples(dataset, data.samples, seed, train_only=train_only)
     return dataset, partition.split(dataset, experiment.partition, data, batch=experiment.train.batch, seed=seed)
 
 

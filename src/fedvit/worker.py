@@ -27,7 +27,7 @@ from fedvit.tree import Tree
 from fedvit.tunes import Tune, make_tune, trainable_names
 
 log = logging.getLogger(__name__)
-POOLED = "pooled"  # the one client of a plan that pools all data
+POOLED = "/pooled"  # the one client of a plan that pools all data; no folder can have this name
 
 
 @dataclass(frozen=True)

@@ -149,10 +149,10 @@ def test_centralized_is_one_client_with_all_images(tmp_path: Path) -> None:
     experiment = tiny("centralized", rounds=1)
     folder = finish(experiment, tmp_path)
     _, split = load_data(experiment)
-    assert Run(folder).rounds[0]["cohort"] == ["pooled"]
+    assert Run(folder).rounds[0]["cohort"] == ["/pooled"]
     bench = Bench(experiment, tmp_path / "bench")
-    assert len(bench.worker.part("pooled").train) == sum(len(part.train) for part in split.clients.values())
-    end = descend(bench.worker.client("pooled", 1, {}), bench.net.initial)
+    assert len(bench.worker.part("/pooled").train) == sum(len(part.train) for part in split.clients.values())
+    end = descend(bench.worker.client("/pooled", 1, {}), bench.net.initial)
     saved = load_checkpoint(folder / "checkpoint", Store(folder / "checkpoint", in_ram=True), clean=False)
     assert saved is not None
     assert same_trees(saved.shared, end)

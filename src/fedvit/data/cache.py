@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from fedvit.errors import UserError
 
 log = logging.getLogger(__name__)
-FORMAT = 1  # raise it when what is stored changes
+FORMAT = 2  # raise it when what is stored changes
+CHUNK = 4096
+
+
+class Entry(NamedTuple):
+    """A source's images, which of its files could be read, and what the decoder had to say."""
+
+    images: NDArray[np.uint8]
+    good: NDArray[np.bool_]
+    about: Any
 
 
 class UnreadableError(Exception):
@@ -29,30 +38,53 @@ def images(
     count: int,
     size: int,
     decode: Callable[[int], NDArray[np.uint8]],
+    describe: Callable[[], Any] = lambda: None,
     *,
     skip_bad: bool,
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """All images of a source at one size as a memory map, and which of them could be read."""
+) -> Entry:
+    """All images of a source at one size as a memory map; decoded unless an earlier run has done so."""
     text = json.dumps([FORMAT, size, key], sort_keys=True)
     entry = folder / hashlib.sha256(text.encode()).hexdigest()[:32]
-    if not (entry / "good.npy").is_file():
-        build(entry, count, size, decode, skip_bad=skip_bad)
-    good = np.load(entry / "good.npy")
-    if not good.all() and not skip_bad:
-        raise UserError(first_complaint(entry))
-    # Copy on write: torch wants writable memory, and nobody writes.
-    return np.load(entry / "images.npy", mmap_mode="c"), good
+    for attempt in range(2):
+        if not (entry / "meta.json").is_file():
+            build(entry, count, size, decode, describe, skip_bad=skip_bad)
+        try:
+            meta = json.loads((entry / "meta.json").read_text())
+            # Read only and shared, so that it may be larger than memory.
+            found = Entry(np.load(entry / "images.npy", mmap_mode="r"), np.load(entry / "good.npy"), meta["about"])
+            break
+        except (OSError, ValueError, KeyError) as problem:
+            if attempt:
+                raise UserError(f"the image cache {entry} cannot be read ({problem}): remove it") from problem
+            log.warning("the image cache %s is damaged (%s): decoding again", entry, problem)
+            shutil.rmtree(entry, ignore_errors=True)
+    if meta["complaints"] and not skip_bad:
+        raise UserError(complaint(meta["complaints"]))
+    return found
 
 
-def build(entry: Path, count: int, size: int, decode: Callable[[int], NDArray[np.uint8]], *, skip_bad: bool) -> None:
+def complaint(complaints: list[Any]) -> str:
+    return f"{min(complaints)[1]}; --set data.skip_bad=true leaves such files out"
+
+
+def build(
+    entry: Path,
+    count: int,
+    size: int,
+    decode: Callable[[int], NDArray[np.uint8]],
+    describe: Callable[[], Any],
+    *,
+    skip_bad: bool,
+) -> None:
     """Decode everything into a folder of its own, which gets its name only when it is whole."""
     partial = entry.with_name(f"{entry.name}.{os.getpid()}.partial")
     try:
+        remove_leftovers(entry.parent)
         partial.mkdir(parents=True, exist_ok=True)
         log.info("decoding %d images to %d px into %s", count, size, entry)
-        store = np.lib.format.open_memmap(partial / "all.npy", mode="w+", dtype=np.uint8, shape=(count, size, size, 3))
+        store = new_map(partial / "all.npy", (count, size, size, 3))
         good = np.ones(count, dtype=np.bool_)
-        complaints = []
+        complaints: list[tuple[int, str]] = []
 
         def one(number: int) -> None:
             try:
@@ -62,20 +94,40 @@ def build(entry: Path, count: int, size: int, decode: Callable[[int], NDArray[np
                 complaints.append((number, str(problem)))
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            for _ in pool.map(one, range(count)):
+            for start in range(0, count, CHUNK):
+                list(pool.map(one, range(start, min(start + CHUNK, count))))
                 if complaints and not skip_bad:
-                    pool.shutdown(cancel_futures=True)
-                    raise UserError(f"{min(complaints)[1]}; --set data.skip_bad=true leaves such files out")
+                    raise UserError(complaint(complaints))
         pack(partial, store, good)
-        (partial / "complaints.json").write_text(json.dumps(sorted(complaints)))
         np.save(partial / "good.npy", good)
-        if entry.exists():  # an earlier attempt that was not finished
-            shutil.rmtree(entry)
-        partial.rename(entry)
+        meta = {"complaints": sorted(complaints), "about": describe()}
+        (partial / "meta.json").write_text(json.dumps(meta))
+        if not (entry / "meta.json").is_file():  # else another process was quicker
+            shutil.rmtree(entry, ignore_errors=True)
+            partial.rename(entry)
     except OSError as problem:
-        raise UserError(f"the image cache {entry.parent} cannot be written ({problem}): set data.cache") from problem
+        if not (entry / "meta.json").is_file():
+            raise UserError(
+                f"the image cache {entry.parent} cannot be written ({problem}): set data.cache"
+            ) from problem
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Half-built entries of processes that are no more."""
+    for path in folder.glob("*.partial"):
+        owner = path.name.split(".")[-2]
+        if owner.isdigit() and int(owner) != os.getpid() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def new_map(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """A memory map with its space on disk reserved: a full disk is an error now, not a crash later."""
+    store = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    with path.open("r+b") as stream:
+        os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
+    return store
 
 
 def pack(folder: Path, store: NDArray[np.uint8], good: NDArray[np.bool_]) -> None:
@@ -84,14 +136,8 @@ def pack(folder: Path, store: NDArray[np.uint8], good: NDArray[np.bool_]) -> Non
     if good.all():
         (folder / "all.npy").rename(folder / "images.npy")
         return
-    shape = (int(good.sum()), *store.shape[1:])
-    packed = np.lib.format.open_memmap(folder / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+    packed = new_map(folder / "images.npy", (int(good.sum()), *store.shape[1:]))
     for to, origin in enumerate(np.flatnonzero(good)):
         packed[to] = store[origin]
-    packed.flush()
+    packed.flush()  # type: ignore[attr-defined]
     (folder / "all.npy").unlink()
-
-
-def first_complaint(entry: Path) -> str:
-    complaints = json.loads((entry / "complaints.json").read_text())
-    return f"{complaints[0][1]}; --set data.skip_bad=true leaves such files out"

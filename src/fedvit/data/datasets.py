@@ -1,7 +1,11 @@
 """Sources of images. Every source becomes one `Dataset`: uint8 images of one size, labels, names."""
 
 import contextlib
+import hashlib
+import json
 import logging
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +50,19 @@ class Dataset:
     official_test: NDArray[np.bool_] | None = None  # where the source itself says what is test
     groups: Labels | None = None  # the domain or site of every image
     group_names: tuple[str, ...] = ()
+    fingerprint: str = ""  # of the images; empty: to be taken from the array
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise UserError(f"{self.name} has {len(self.images)} images and {len(self.labels)} labels")
+        if len(self.labels) == 0:
+            raise UserError(f"{self.name} has no images")
+
+    @property
+    def identity(self) -> str:
+        """A hash that changes with the images or their labels."""
+        source = self.fingerprint or hashlib.sha256(np.ascontiguousarray(self.images).data).hexdigest()
+        return hashlib.sha256(source.encode() + self.labels.tobytes()).hexdigest()
 
     @property
     def classes(self) -> int:
@@ -55,15 +72,18 @@ class Dataset:
         return len(self.labels)
 
 
-def load(settings: DataSettings, size: int) -> Dataset:
-    """The data set of these settings; folders are stored at `size` pixels unless data.size says otherwise."""
+def load(settings: DataSettings, size: int | None) -> Dataset:
+    """The data set of these settings; folders are stored at `size` pixels unless data.size says otherwise.
+
+    Without a size a folder's images are not read: that is enough to see who would own what.
+    """
     name, path = settings.name, locate(settings)
     if name == "digits":
         whole = digits()
     elif name in TORCHVISION:
         whole = from_torchvision(name, settings)
     elif path is not None and path.is_dir():
-        whole = from_folder(path, settings, settings.size or size)
+        whole = from_folder(path, settings, None if size is None else settings.size or size)
     elif path is not None:
         whole = from_npz(path)
     else:
@@ -87,8 +107,8 @@ def unknown(settings: DataSettings) -> str:
     where = settings.folder or "the data folder, which --data-dir or FEDVIT_DATA names"
     if settings.name in MEDMNIST:
         return (
-            f"{settings.name}.npz is not in {where}; MedMNIST publishes it for download as {settings.name}.npz: "
-            "put it there, nothing is downloaded by itself"
+            f"{settings.name}.npz is not in {where}; MedMNIST publishes it (medmnist.com): fetch {settings.name}.npz "
+            "and put it there, nothing is downloaded by itself"
         )
     names = ["digits", *TORCHVISION, *MEDMNIST]
     return (
@@ -119,25 +139,38 @@ def digits() -> Dataset:
 def from_npz(path: Path) -> Dataset:
     """MedMNIST's layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as problem:
         raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
     needed = ("train_images", "train_labels", "test_images", "test_labels")
     missing = [key for key in needed if key not in arrays]
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'nothing'}")
     parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
+    images, labels, tests = [], [], []
     for part in parts:
         if f"{part}_labels" not in arrays:
             raise UserError(f"{path} has {part}_images but no {part}_labels")
-        if len(arrays[f"{part}_images"]) != len(arrays[f"{part}_labels"]):
+        images.append(with_channels(arrays.pop(f"{part}_images"), path))
+        labels.append(flat_labels(arrays[f"{part}_labels"], path))
+        if len(images[-1]) != len(labels[-1]):
             raise UserError(f"{path}: {part}_images and {part}_labels have different lengths")
-    images = np.concatenate([with_channels(arrays[f"{part}_images"], path) for part in parts])
-    labels = np.concatenate([flat_labels(arrays[f"{part}_labels"], path) for part in parts])
-    test = np.concatenate([np.full(len(arrays[f"{part}_labels"]), part == "test") for part in parts])
-    names = class_names(arrays.get("class_names"), labels, path)
-    return Dataset(path.stem, images, labels, names, test)
+        tests.append(np.full(len(labels[-1]), part == "test"))
+    numbers = np.concatenate(labels)
+    names = class_names(arrays.get("class_names"), numbers, path)
+    return Dataset(path.stem, joined(images, path), numbers, names, np.concatenate(tests))
+
+
+def joined(parts: Sequence[Images], source: object) -> Images:
+    """Parts of one size as one array; where grey and colour are mixed, all become colour."""
+    sizes = sorted({part.shape[1:3] for part in parts})
+    if len(sizes) > 1:
+        raise UserError(f"{source}: images of different sizes, {sizes}: resize them to one")
+    if len({part.shape[3] for part in parts}) > 1:
+        log.warning("%s mixes grey and colour images: all become colour", source)
+        parts = [np.broadcast_to(part, (*part.shape[:3], 3)) for part in parts]
+    return np.concatenate(parts)
 
 
 def with_channels(images: NDArray[Any], source: object) -> Images:
@@ -162,11 +195,16 @@ def flat_labels(labels: NDArray[Any], source: object) -> Labels:
 
 
 def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> tuple[str, ...]:
+    if len(labels) == 0:
+        raise UserError(f"{source} has no images")
     count = int(labels.max()) + 1
+    empty = sorted(set(range(count)) - set(labels.tolist()))
+    if empty:
+        log.warning("%s has no image of the classes numbered %s", source, ", ".join(map(str, empty[:5])))
     if names is None:
         return tuple(str(number) for number in range(count))
-    if len(names) < count:
-        raise UserError(f"{source}: {len(names)} class names for labels up to {count - 1}")
+    if names.ndim != 1 or len(names) < count:
+        raise UserError(f"{source}: {names.size} class names for labels up to {count - 1}")
     return tuple(str(name) for name in names)
 
 
@@ -181,10 +219,11 @@ def from_torchvision(name: str, settings: DataSettings) -> Dataset:
         if name == "pcam":
             return from_pcam(kind, settings)
         parts = [kind(settings.folder, train=train, download=settings.download) for train in (True, False)]
-    except (RuntimeError, OSError, ImportError) as problem:
+    except (RuntimeError, OSError, ImportError, ValueError, EOFError) as problem:
+        fetch = "" if settings.download else ", or fetch them with --set data.download=true"
         raise UserError(
             f"{name} cannot be read from {settings.folder} ({str(problem).splitlines()[0]}): put torchvision's files "
-            "there, or fetch them with --set data.download=true"
+            f"there{fetch}"
         ) from problem
     images = np.concatenate([with_channels(np.asarray(part.data), name) for part in parts])
     labels = np.concatenate([np.asarray(part.targets, dtype=np.int64) for part in parts])
@@ -212,43 +251,53 @@ def from_pcam(kind: Any, settings: DataSettings) -> Dataset:
             part = int(np.searchsorted(starts, number, side="right")) - 1
             return np.asarray(pixels[part][number - starts[part]], dtype=np.uint8)
 
-        key = ("pcam", [len(labels) for labels in targets])
-        images, _ = cache.images(settings.cache_folder, key, int(starts[-1]), 96, image, skip_bad=False)
+        paths = [Path(f"{file}_{kind}.h5") for file in files for kind in "xy"]
+        key = folders.fingerprint(paths, settings.folder)
+        entry = cache.images(settings.cache_folder, key, int(starts[-1]), 96, image, skip_bad=False)
     test = np.repeat([split == "test" for split in PCAM_SPLITS], list(map(len, targets)))
-    return Dataset("pcam", images, np.concatenate(targets), ("no tumour", "tumour"), test)
+    names, identity = ("no tumour", "tumour"), json.dumps(key)
+    return Dataset("pcam", entry.images, np.concatenate(targets), names, test, fingerprint=identity)
 
 
-def from_folder(root: Path, settings: DataSettings, size: int) -> Dataset:
-    """Image folders of any layout, decoded once into the cache."""
+def from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset:
+    """Image folders of any layout, decoded once into the cache; without a size they are only looked at."""
     found = folders.scan(root, settings.layout, settings.class_list)
-    modes: Counter[str] = Counter()
-    images, good = cache.images(
-        settings.cache_folder,
-        ("folder", folders.fingerprint(found.files, root)),
-        len(found.files),
-        size,
-        lambda number: folders.decode(found.files[number], size, modes),
-        skip_bad=settings.skip_bad,
-    )
-    if len(modes) == 2:
-        log.warning("%s mixes %d grey and %d colour images: all become colour", root, modes["grey"], modes["colour"])
+    count = len(found.files)
+    key = folders.fingerprint(found.files, root)
+    if size is None:
+        entry = cache.Entry(np.broadcast_to(np.zeros((), np.uint8), (count, 1, 1, 3)), np.ones(count, np.bool_), {})
+    else:
+        modes: Counter[str] = Counter()
+        entry = cache.images(
+            settings.cache_folder,
+            key,
+            count,
+            size,
+            lambda number: folders.decode(found.files[number], size, modes),
+            lambda: dict(modes),
+            skip_bad=settings.skip_bad,
+        )
+    good, kinds = entry.good, entry.about
+    if len(kinds) == 2:
+        log.warning("%s mixes %d grey and %d colour images: all become colour", root, kinds["grey"], kinds["colour"])
     if not good.all():
-        log.warning("%d of %d files in %s could not be read and are left out", (~good).sum(), len(good), root)
+        log.warning("%d of %d files in %s could not be read and are left out", (~good).sum(), count, root)
     labels = found.labels[good]
     for label, name in enumerate(found.class_names):
-        count = int((labels == label).sum())
-        if count == 0 and not settings.class_list:
+        number = int((labels == label).sum())
+        if number == 0 and not settings.class_list:
             raise UserError(f"the class {name!r} in {root} has no image that can be read")
-        if count == 1:
-            log.warning("the class %r in %s has one image: it is trained on and never tested", name, root)
+        if number == 1:
+            log.warning("the class %r in %s has one image: it can be trained on or tested, not both", name, root)
     return Dataset(
         root.name,
-        images,
+        entry.images,
         labels,
         found.class_names,
         None if found.official_test is None else found.official_test[good],
         None if found.groups is None else found.groups[good],
         found.group_names,
+        json.dumps(key),
     )
 
 
@@ -257,15 +306,15 @@ def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None)
     if not clients:
         raise UserError("expected a client's data by name, found no client")
     pairs = {name: arrays_of(name, data) for name, data in clients.items()}
-    shapes = {images.shape[1:] for images, _ in pairs.values()}
-    if len(shapes) > 1:
-        raise UserError(f"clients have images of different shapes, {sorted(shapes)}: resize them to one")
+    for name, (pixels, numbers) in pairs.items():
+        if len(pixels) != len(numbers) or not len(numbers):
+            raise UserError(f"client {name} has {len(pixels)} images and {len(numbers)} labels")
     labels = np.concatenate([labels for _, labels in pairs.values()])
     groups = np.repeat(np.arange(len(pairs)), [len(labels) for _, labels in pairs.values()])
     given = None if names is None else np.asarray(names)
     return Dataset(
         "python",
-        np.concatenate([images for images, _ in pairs.values()]),
+        joined([images for images, _ in pairs.values()], "the clients' data"),
         labels,
         class_names(given, labels, "class_names"),
         groups=groups,
@@ -292,8 +341,8 @@ def arrays_of(name: str, data: Any) -> tuple[Images, Labels]:
 # Scarcity.
 
 
-def keep_samples(dataset: Dataset, wanted: int, seed: int, *, train_only: bool) -> Dataset:
-    """So many images, the same number of every class as far as there are enough.
+def keep_samples(dataset: Dataset, wanted: int, seed: int, *, train_only: bool) -> Indices:
+    """The indices of so many images, the same number of every class as far as there are enough.
 
     Under a rule with an official test set only training images are dropped; a pooled rule counts all of them.
     """
@@ -306,14 +355,17 @@ def keep_samples(dataset: Dataset, wanted: int, seed: int, *, train_only: bool) 
     order = np.argsort(dataset.labels[shuffled], kind="stable")
     by_class = dataset.labels[shuffled][order]
     rank = np.empty(len(pool), dtype=np.int64)  # the how-manieth of its class each image is
-    starts = np.searchsorted(by_class, by_class)
-    rank[order] = np.arange(len(pool)) - starts
+    rank[order] = np.arange(len(pool)) - np.searchsorted(by_class, by_class)
     tie = generator.permutation(dataset.classes)[dataset.labels[shuffled]]
     chosen = shuffled[np.lexsort((tie, rank))[:wanted]]
-    kept = np.sort(chosen if spared is None else np.concatenate([chosen, np.flatnonzero(spared)]))
+    return np.sort(chosen if spared is None else np.concatenate([chosen, np.flatnonzero(spared)]))
+
+
+def only(dataset: Dataset, kept: Indices) -> Dataset:
+    """The labels of these images, for dividing them; their pixels stay where they are."""
     return replace(
         dataset,
-        images=dataset.images[kept],
+        images=np.broadcast_to(np.zeros((), np.uint8), (len(kept), 1, 1, 1)),
         labels=dataset.labels[kept],
         official_test=None if dataset.official_test is None else dataset.official_test[kept],
         groups=None if dataset.groups is None else dataset.groups[kept],

@@ -39,12 +39,24 @@ class Place:
     part: str | None
 
 
-def subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+@dataclass(frozen=True)
+class Leaf:
+    """A folder without subfolders, its path's parts below the root, and its files."""
+
+    folder: Path
+    parts: tuple[str, ...]
+    files: tuple[str, ...]
 
 
-def image_files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.iterdir() if p.is_file() and not p.name.startswith("."))
+def leaves(root: Path) -> list[Leaf]:
+    """All leaves in the order of their names, links followed, hidden names passed over; an empty one is a leaf too."""
+    found = []
+    for base, directories, files in os.walk(root, followlinks=True):
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
+        if not directories and Path(base) != root:
+            names = tuple(sorted(name for name in files if not name.startswith(".")))
+            found.append(Leaf(Path(base), Path(base).relative_to(root).parts, names))
+    return found
 
 
 def part_of(name: str) -> str | None:
@@ -56,23 +68,9 @@ def part_of(name: str) -> str | None:
 
 
 def looks_like_images(folder: Path) -> bool:
-    """Whether some image lies two or three levels down; looks at a few files only."""
-    level = [folder]
-    for _ in range(3):
-        level = [child for parent in level[:3] for child in subfolders(parent)[:3]]
-        if any(p.suffix.lower() in SUFFIXES for parent in level for p in image_files(parent)[:3]):
-            return True
-    return False
-
-
-def leaves(root: Path) -> list[tuple[Path, tuple[str, ...]]]:
-    """The folders without subfolders, with their path's parts; an empty one is a leaf too."""
-    found = []
-    for base, directories, _ in os.walk(root):
-        directories[:] = sorted(name for name in directories if not name.startswith("."))
-        if not directories and Path(base) != root:
-            found.append((Path(base), Path(base).relative_to(root).parts))
-    return found
+    """Whether some folder below holds an image."""
+    some = (leaf.files[:1] for leaf in leaves(folder))
+    return any(Path(name).suffix.lower() in SUFFIXES for files in some for name in files)
 
 
 def place(parts: tuple[str, ...], root: Path, layout: Layout) -> Place:
@@ -96,14 +94,7 @@ def group_names(root: Path, layout: Layout) -> tuple[str, ...]:
     """The domains or sites below a folder; none where classes come first."""
     if layout in ("class", "tiny_imagenet") or is_tiny_imagenet(root):
         return ()
-    groups: dict[str, None] = {}
-    for top in subfolders(root):
-        inner = subfolders(top)
-        if part_of(top.name) is not None:
-            groups.update({group.name: None for group in inner if subfolders(group)})
-        elif inner:
-            groups[top.name] = None
-    return tuple(sorted(groups))
+    return tuple(sorted({g for leaf in leaves(root) if (g := place(leaf.parts, root, layout).group) is not None}))
 
 
 def is_tiny_imagenet(root: Path) -> bool:
@@ -114,7 +105,10 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> Scan:
     """Every image file with its class, group and part."""
     if layout == "tiny_imagenet" or (layout == "auto" and is_tiny_imagenet(root)):
         return scan_tiny_imagenet(root)
-    placed = [(folder, place(parts, root, layout), image_files(folder)) for folder, parts in leaves(root)]
+    placed = [
+        (leaf.folder, place(leaf.parts, root, layout), [leaf.folder / name for name in leaf.files])
+        for leaf in leaves(root)
+    ]
     if not placed:
         raise UserError(f"no image folders in {root}: expected class/image or site/class/image")
     if len({where.group is None for _, where, _ in placed}) > 1:
@@ -168,30 +162,55 @@ def agreed_classes(
 
 
 def scan_tiny_imagenet(root: Path) -> Scan:
-    """train/WNID/images/*, and val/images/* with val_annotations.txt as the test set."""
+    """train/WNID/images/*, and val/images/* with val_annotations.txt, or val/WNID/..., as the test set."""
+    if not is_tiny_imagenet(root):
+        raise UserError(f"{root} is not Tiny-ImageNet's layout: expected wnids.txt, train/ and val/")
     ids = (root / "wnids.txt").read_text().split()
+    numbers = {name: label for label, name in enumerate(ids)}
     words = {}
     if (root / "words.txt").is_file():
         words = dict(line.split("\t", 1) for line in (root / "words.txt").read_text().splitlines() if "\t" in line)
-    files, labels, tests = [], [], []
-    for label, name in enumerate(ids):
-        for file in image_files(root / "train" / name / "images"):
-            files.append(file)
-            labels.append(label)
-            tests.append(False)
-    numbers = {name: label for label, name in enumerate(ids)}
-    for line in (root / "val" / "val_annotations.txt").read_text().splitlines():
-        image, name = line.split("\t")[:2]
+    files: list[Path] = []
+    labels: list[int] = []
+    tests: list[bool] = []
+    for part in ("train", "val"):
+        for leaf in leaves(root / part) if (root / part).is_dir() else []:
+            if leaf.parts[0] in numbers:
+                chosen = [leaf.folder / name for name in leaf.files if Path(name).suffix.lower() in SUFFIXES]
+                files += chosen
+                labels += [numbers[leaf.parts[0]]] * len(chosen)
+                tests += [part == "val"] * len(chosen)
+    for image, name in annotations(root / "val" / "val_annotations.txt") if not any(tests) else []:
+        if name not in numbers:
+            raise UserError(f"{root}/val/val_annotations.txt names the class {name!r}, which wnids.txt does not list")
         files.append(root / "val" / "images" / image)
         labels.append(numbers[name])
         tests.append(True)
+    missing = [name for label, name in enumerate(ids) if label not in labels]
+    if missing:
+        raise UserError(f"{root} has no images of {', '.join(missing[:5])}, which wnids.txt lists")
     names = tuple(words.get(name, name).split(",")[0] for name in ids)
-    return Scan(tuple(files), np.array(labels), names, np.array(tests), None, ())
+    return Scan(tuple(files), np.array(labels, dtype=np.int64), names, np.array(tests), None, ())
 
 
-def fingerprint(files: Sequence[Path], root: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of every file: what the cache is keyed by, wherever the folder lies."""
-    return [(str(file.relative_to(root)), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
+def annotations(path: Path) -> list[tuple[str, str]]:
+    """File and class of each validation image."""
+    if not path.is_file():
+        raise UserError(f"no {path}: Tiny-ImageNet's test images need it, or folders val/WNID")
+    fields = [line.split("\t") for line in path.read_text().splitlines() if line.strip()]
+    return [(field[0], field[1]) for field in fields if len(field) > 1]
+
+
+def fingerprint(files: Sequence[Path], root: Path) -> list[tuple[str, int, int, int]]:
+    """The folder, and name, size and times of every file: what the cache is keyed by."""
+    rows = [(str(root.resolve()), 0, 0, 0)]
+    for file in files:
+        try:
+            stat = file.stat()
+        except OSError as problem:
+            raise UserError(f"{file} cannot be opened: {problem.strerror}") from problem
+        rows.append((str(file.relative_to(root)), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+    return rows
 
 
 def decode(file: Path, size: int, modes: Counter[str]) -> NDArray[np.uint8]:
@@ -203,14 +222,21 @@ def decode(file: Path, size: int, modes: Counter[str]) -> NDArray[np.uint8]:
             image: Image.Image = opened
             if 0 in image.size:
                 raise UnreadableError(f"{file} has a size of {image.size[0]} x {image.size[1]}")
-            modes["grey" if image.mode in ("1", "L", "LA") or image.mode.startswith("I") else "colour"] += 1
+            if image.mode == "F":
+                raise UnreadableError(f"{file} has float pixels of unknown range: convert it to 8 or 16 bits")
+            mode = "grey" if image.mode in ("1", "L", "LA") or image.mode.startswith("I") else "colour"
             if image.mode.startswith("I"):  # PIL would cut 16-bit values off at 255 instead of scaling them
                 image = Image.fromarray((np.asarray(image, dtype=np.int64).clip(0, 65535) // 257).astype(np.uint8))
             colour = image.convert("RGB")
         if colour.size != (size, size):
             colour = colour.resize((size, size), Image.Resampling.BILINEAR)
+        modes[mode] += 1
         return np.asarray(colour, dtype=np.uint8)
+    except UnreadableError:
+        raise
     except UnidentifiedImageError as problem:
         raise UnreadableError(f"{file} is not an image") from problem
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+    except Exception as problem:  # whatever a decoder stumbles over, the file is what is wrong
+        if isinstance(problem, OSError) and problem.errno is not None:
+            raise UserError(f"{file} cannot be opened: {problem.strerror}") from problem
         raise UnreadableError(f"{file} cannot be read: {problem}") from problem

@@ -11,7 +11,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fedvit import randomness
-from fedvit.data.datasets import Dataset, Indices, Labels
+from fedvit.data.datasets import Dataset, Indices, Labels, keep_samples, only
 from fedvit.errors import UserError, nearest
 from fedvit.settings import DataSettings, PartitionSettings
 
@@ -36,6 +36,7 @@ class Split:
     global_test: Indices
     class_names: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
+    source: str = ""  # hash of the images and labels it divides
 
     @property
     def seen(self) -> list[str]:
@@ -50,6 +51,7 @@ class Split:
             "unseen": list(self.unseen),
             "global_test": self.global_test.tolist(),
             "class_names": list(self.class_names),
+            "source": self.source,
         }
         text = json.dumps(body, sort_keys=True)
         return {"hash": hashlib.sha256(text.encode()).hexdigest(), **body}
@@ -84,25 +86,41 @@ def split(dataset: Dataset, settings: PartitionSettings, data: DataSettings, *, 
     name, clients = settings.name or "dirichlet", settings.clients or DEFAULT_CLIENTS
     if name not in rules:
         raise UserError(f"unknown partition {name!r}; {nearest(name, rules)}")
-    least = least_samples(settings, clients, len(dataset), batch / data.test)
-    if clients * max(least, 2) > len(dataset):
+    whole, kept = dataset, None
+    if data.samples is not None:
+        kept = keep_samples(whole, data.samples, seed, train_only=name not in POOLED_RULES)
+        dataset = only(whole, kept)
+    total = len(dataset)
+    if name not in POOLED_RULES and dataset.official_test is not None:
+        total -= int(dataset.official_test.sum())
+    least = least_samples(settings, clients, total, batch / data.test)
+    if clients * least > total:
         raise UserError(
-            f"{len(dataset)} images cannot serve {clients} clients with at least {max(least, 2)} each; "
-            f"at most {len(dataset) // max(least, 2)} clients are possible"
+            f"{total} images cannot serve {clients} clients with at least {least} each; "
+            f"at most {total // least} clients are possible"
         )
     generator = randomness.numpy_generator(seed, "partition")
     result = rules[name](dataset, Request(settings, clients, least, data.test, generator))
     for client, part in result.clients.items():
         if len(part.train) == 0 or len(part.test) == 0:
             raise UserError(
-                f"client {client} would have {len(part.train)} training and {len(part.test)} test images; "
-                "use fewer clients, a larger partition.min_samples or a larger data.test"
+                f"client {client} would have {len(part.train)} training and {len(part.test)} test images; use fewer "
+                "clients or, where the source has no test set of its own, a larger data.test or partition.min_samples"
             )
+    if kept is not None:
+        result = renumbered(result, kept)
     if data.val:
         result = hold_out_val(result, data.val, seed)
-    return replace(
-        result, class_names=dataset.class_names, unseen=choose_unseen(list(result.clients), data.unseen, seed)
-    )
+    unseen = choose_unseen(list(result.clients), data.unseen, seed)
+    return replace(result, class_names=dataset.class_names, unseen=unseen, source=whole.identity)
+
+
+def renumbered(result: Split, kept: Indices) -> Split:
+    """Indices into the kept images as indices into all of them."""
+    clients = {
+        name: ClientSplit(kept[part.train], kept[part.test], kept[part.val]) for name, part in result.clients.items()
+    }
+    return replace(result, clients=clients, global_test=kept[result.global_test])
 
 
 def choose_unseen(clients: list[str], count: int, seed: int) -> tuple[str, ...]:
@@ -114,10 +132,10 @@ def choose_unseen(clients: list[str], count: int, seed: int) -> tuple[str, ...]:
 
 
 def least_samples(settings: PartitionSettings, clients: int, total: int, enough: float) -> int:
-    """The fewest images a client may have: one batch to train on, or half an equal share."""
+    """The fewest images a client may have: one batch to train on, or half an equal share; never fewer than two."""
     if settings.min_samples is not None:
-        return settings.min_samples
-    return 1 if settings.name == "site" else int(min(enough, total / clients / 2))
+        return max(2, settings.min_samples)
+    return 2 if settings.name == "site" else max(2, int(min(enough, total / clients / 2)))
 
 
 def hold_out_val(whole: Split, share: float, seed: int) -> Split:
@@ -204,7 +222,12 @@ def by_domain(dataset: Dataset, ask: Request) -> Split:
 def domain_counts(labels: Labels, classes: int, clients: int, domain: str, ask: Request) -> NDArray[np.int64]:
     """Images of each class for each client of one domain; redrawn until all have enough."""
     sizes = np.bincount(labels, minlength=classes)
-    least = min(ask.least, int(len(labels) / clients / 2))
+    fair = len(labels) // clients
+    if ask.settings.min_samples is not None and ask.least > fair:
+        raise UserError(
+            f"{len(labels)} images of {domain} cannot give {clients} clients {ask.least} each; at most {fair}"
+        )
+    least = ask.least if ask.settings.min_samples is not None else min(ask.least, fair // 2)
     for _ in range(MAX_REDRAWS):
         shares = ask.generator.dirichlet(np.full(clients, ask.settings.alpha), size=classes)
         edges = np.round(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
@@ -270,7 +293,10 @@ def pathological(dataset: Dataset, ask: Request) -> Split:
 
 
 def dh(dataset: Dataset, ask: Request) -> Split:
-    """PFedEdit: `level` percent of the classes are missing at each client; shares are nearly equal."""
+    """PFedEdit: `level` percent of the classes are missing at each client; shares are nearly equal.
+
+    Departs from its code: cuts are rounded on the cumulative share, so that no image is lost; it floors each share.
+    """
     total, level = dataset.classes, ask.settings.level
     per_client = max(1, round(total * (1 - level / 100)), round(total / 10))
     if per_client * ask.clients % total:

@@ -1,5 +1,6 @@
 """From uint8 images in memory to normalised batches, as whole tensors."""
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -35,8 +36,10 @@ def client_data(images: Tensor, labels: Tensor, classes: int, part: ClientSplit)
 
 
 def tensors(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """The data set's arrays as tensors, without a copy."""
-    return torch.from_numpy(dataset.images), torch.from_numpy(dataset.labels)
+    """The data set's arrays as tensors, without a copy. Nobody writes into them, so a read-only map will do."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(dataset.images), torch.from_numpy(dataset.labels)
 
 
 def batches(

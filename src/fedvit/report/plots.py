@@ -1,5 +1,6 @@
 """Pictures of results."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def draw_split(
         (axes.yaxis, list(counts), max(2.0, height)),
     ):
         step = max(1, int(np.ceil(len(names) * 0.13 / inches)))
-        axis.set_ticks(range(0, len(names), step), list(names)[::step], fontsize=7 if len(names) > 30 else 9)
+        shown = [textwrap.shorten(name, 30, placeholder="...") if " " in name else name[:30] for name in names]
+        small = 7 if len(names) > 30 else 9
+        axis.set_ticks(range(0, len(names), step), shown[::step], fontsize=small, parse_math=False)
     axes.tick_params(axis="x", rotation=90 if max(map(len, class_names)) > 2 else 0, length=2)
     axes.set_xlabel("class")
     axes.set_ylabel("client")
@@ -50,9 +53,14 @@ def draw_split(
                 color = "white" if number > limit else INK
                 axes.text(column, row, f"{number:.0f}", ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(image, ax=axes, label="training images", shrink=0.8)
-    axes.set_title(f"{title}: {len(counts)} clients, {len(class_names)} classes", loc="left", fontsize=11, color=INK)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    axes.set_title(
+        f"{title}: {len(counts)} clients, {len(class_names)} classes",
+        loc="left",
+        fontsize=11,
+        color=INK,
+        parse_math=False,
+    )
+    figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from fedvit.data.datasets import Dataset, Indices
@@ -49,7 +50,7 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
     for entry in entries:
         local = entry["label"] == "local"
         table.add_row(
-            entry["label"],
+            escape(entry["label"]),
             f"{entry['lr']:g}",
             plus_minus(entry["mean"], entry["std"]),
             "-" if entry["seed_std"] is None else f"{entry['seed_std']:.1f}",
@@ -102,7 +103,7 @@ def split_table(counts: Mapping[str, Mapping[str, list[int]]], title: str) -> Ta
         table.add_column(name, justify="right", no_wrap=True)
     for client, parts in counts.items():
         sizes = [str(sum(parts[part])) for part in ("train", "val", "test")]
-        table.add_row(client, *sizes, str(sum(number > 0 for number in parts["train"])))
+        table.add_row(escape(client), *sizes, str(sum(number > 0 for number in parts["train"])))
     return table
 
 
