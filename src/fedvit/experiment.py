@@ -130,12 +130,12 @@ def run_rounds(
         worker = Worker(experiment, net, dataset, split, device)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
         # Nothing is written before all settings have proved possible.
-        description = split.to_json()
+        description, toml = split.to_json(), config.to_toml(experiment)
         if resume:
             check_same_split(folder, description)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            results.write_text(folder / "run.toml", config.to_toml(experiment))
+            results.write_text(folder / "run.toml", toml)
         results.write_json(folder / "split.json", description)
         log_to(folder / "log.txt")
 
@@ -160,9 +160,9 @@ def run_rounds(
             results.append_line(folder / "rounds.jsonl", done.row)
             with done.ledger.phase("checkpoint"):
                 save_checkpoint(folder / "checkpoint", done.server, store)
-            if (folder / "summary.json").is_file():  # a finished run is being extended: from here on it is another
-                (folder / "summary.json").unlink()
-                results.write_text(folder / "run.toml", config.to_toml(experiment))
+            if (folder / "run.toml").read_text() != toml:  # the run is being extended: from here on it is another
+                (folder / "summary.json").unlink(missing_ok=True)
+                results.write_text(folder / "run.toml", toml)
             timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
             results.append_line(folder / "timings.jsonl", timings[-1])
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])

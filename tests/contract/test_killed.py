@@ -136,6 +136,14 @@ def test_the_checkpoint_keeps_two_generations_and_no_litter(uninterrupted: Path)
     assert {path.name for path in (uninterrupted / "checkpoint" / "clients").iterdir()} == needed
 
 
+def test_a_killed_run_may_be_extended_too(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    killed = fedvit(folder, "--rounds", "3", moment=("fedvit.experiment", "save_checkpoint", 3))
+    assert killed.returncode == -signal.SIGKILL
+    assert fedvit(folder, "--resume", "--rounds", "4").returncode == 0
+    same_results(folder, uninterrupted)
+
+
 def test_a_larger_number_of_rounds_extends_a_run_to_the_same_bytes(uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert fedvit(folder, "--rounds", "2").returncode == 0
