@@ -55,6 +55,7 @@ class Client:
     settings: LocalSettings
     module: nn.Module  # the worker's one model
     inputs: InputSettings
+    live: Tree  # the module's own tensors by name, for `training` to write into
     scalars: dict[str, float] = field(default_factory=dict)  # reported beside the weights: loss
 
     def net(self, tree: Tree) -> Predictor:

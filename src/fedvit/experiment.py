@@ -21,7 +21,7 @@ from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
 from fedvit.errors import UserError
 from fedvit.ledger import Ledger
-from fedvit.models.classifier import input_size, macs_per_example, state
+from fedvit.models.classifier import input_size, macs_per_example
 from fedvit.plan import own_model
 from fedvit.ram import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.rounds import Round, evaluate, federate, reached, summarize
@@ -86,7 +86,7 @@ class Run:
             worker = Worker(experiment, net, *load_data(experiment), cpu)
             owner = worker.client(client, server.round, store.get(client))
         weights = net.plan.views(owner, net.plan.dispatch(server, client))["personal"]
-        load_(state(net.module), weights)
+        load_(net.live, weights)
         return net.module.eval()
 
 

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -10,9 +11,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fedvit import randomness
-from fedvit.client import Client, LocalSettings
+from fedvit.client import Client, LocalSettings, Predictor
 from fedvit.errors import UserError
-from fedvit.models.classifier import state
 from fedvit.tree import Tree
 
 
@@ -32,7 +32,7 @@ def descend(
     """
     settings, module = client.settings, client.module
     learn = set(client.roles.trainable if only is None else only)
-    live = state(module)
+    live = client.live
     load_(live, start)
     parameters = []
     for name, parameter in module.named_parameters():
@@ -59,8 +59,30 @@ def descend(
     if seen:
         client.scalars["loss"] = loss_sum.item() / seen
         check_finite(client, end)
-    load_(live, {name: client.frozen[name] for name in start if name in client.frozen})
+    restore_frozen_(client, start)
     return end
+
+
+@contextmanager
+def holding(client: Client, tree: Tree) -> Iterator[Predictor]:
+    """The worker's one module with these weights, in evaluation mode: quicker than `client.net`, one at a time."""
+    load_(client.live, tree)
+    client.module.eval()
+
+    def predict(x: Tensor) -> Tensor:
+        with client.settings.autocast():
+            logits: Tensor = client.module(x)
+        return logits.float()
+
+    try:
+        yield predict
+    finally:
+        restore_frozen_(client, tree)
+
+
+def restore_frozen_(client: Client, tree: Tree) -> None:
+    """Give the module back the frozen values that a tree has covered."""
+    load_(client.live, {name: client.frozen[name] for name in tree if name in client.frozen})
 
 
 def make_optimizer(settings: LocalSettings, parameters: list[nn.Parameter]) -> Optimizer:

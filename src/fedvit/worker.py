@@ -22,7 +22,7 @@ from fedvit.payload import Payload
 from fedvit.plan import Plan, client_round, overwrite
 from fedvit.roles import Roles, assign
 from fedvit.settings import Experiment, TrainSettings
-from fedvit.training import descend
+from fedvit.training import descend, holding
 from fedvit.tree import Tree
 from fedvit.tunes import Tune, make_tune, trainable_names
 
@@ -41,6 +41,7 @@ class Net:
     inputs: InputSettings
     initial: Tree  # trainable weights at the start
     frozen: Tree
+    live: Tree  # the module's own tensors
 
     @property
     def shared(self) -> Tree:
@@ -58,7 +59,7 @@ class Net:
         settings = LocalSettings(lr=1.0)
         memory = memory or {}
         return Client(
-            "0", 1, self.roles, self.initial, self.frozen, data, memory, settings, self.module, self.inputs
+            "0", 1, self.roles, self.initial, self.frozen, data, memory, settings, self.module, self.inputs, self.live
         )  # fmt: skip
 
     def params(self) -> dict[str, int]:
@@ -97,10 +98,17 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
             if same and plan.name != simpler.name:
                 log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
+    module = module.to(device)
     return Net(
-        plan, tune, module.to(device), roles, input_settings(module, model),
-        tree.pick(tensors, roles.trainable), tree.pick(tensors, roles.frozen),
-    )  # fmt: skip
+        plan=plan,
+        tune=tune,
+        module=module,
+        roles=roles,
+        inputs=input_settings(module, model),
+        initial=tree.pick(tensors, roles.trainable),
+        frozen=tree.pick(tensors, roles.frozen),
+        live=state(module),
+    )
 
 
 def differ_in_roles_only(a: Plan, b: Plan) -> bool:
@@ -141,7 +149,7 @@ class Worker:
         )
         data = pipeline.client_data(self.images, self.labels, self.classes, self.part(name))
         return Client(
-            name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs
+            name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live
         )  # fmt: skip
 
     def part(self, name: str) -> ClientSplit:
@@ -171,19 +179,20 @@ class Worker:
         elif self.experiment.run.before_after:
             views["before"] = overwrite(client, down)
             views["after"] = descend(client, views["before"], tag="finetune")
+        data, inputs = client.data, self.net.inputs
         for view, weights in views.items():
-            predict = client.net(weights)
-            for metric, value in score(predict, client.data, client.data.test, self.net.inputs, self.device).items():
-                scalars[f"{view}_{metric}"] = value
-            if len(client.data.val):
-                val = score(predict, client.data, client.data.val, self.net.inputs, self.device)
-                scalars[f"{view}_val_accuracy"] = val["accuracy"]
+            with holding(client, weights) as predict:
+                for metric, value in score(predict, data, data.test, inputs, self.device).items():
+                    scalars[f"{view}_{metric}"] = value
+                if len(data.val):
+                    scalars[f"{view}_val_accuracy"] = score(predict, data, data.val, inputs, self.device)["accuracy"]
         return Payload(scalars=scalars)
 
     def evaluate_server(self, shared: Tree, round_: int) -> dict[str, float]:
         """The server's model on the global test set."""
         client = self.client(POOLED, round_, {})
-        return score(client.net(shared), client.data, client.data.test, self.net.inputs, self.device)
+        with holding(client, shared) as predict:
+            return score(predict, client.data, client.data.test, self.net.inputs, self.device)
 
 
 def rate_factor(train: TrainSettings, round_: int) -> float:
