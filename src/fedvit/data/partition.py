@@ -68,7 +68,6 @@ class Request:
     generator: Generator
 
 
-RULES = ("iid", "dirichlet", "dirichlet_train", "pathological", "dh", "domain", "site")
 POOLED_RULES = ("dirichlet", "domain", "site")  # train and test are divided together
 
 
