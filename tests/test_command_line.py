@@ -413,6 +413,13 @@ def test_a_mistake_gets_status_2_and_says_what_to_do(arguments: list[str], told:
     assert not (tmp_path / "r").exists(), "a run that cannot start leaves nothing behind"
 
 
+def test_an_option_without_its_method_is_not_dropped_silently(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text("[method]\nmu = 0.1\n")
+    status, _, message = call("run", tmp_path / "e.toml", "--out", tmp_path / "r")
+    assert status == 2
+    assert "unknown key method.mu of fedavg" in message.replace("\n", " ")
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     status, _, message = call("run", "--method", "nothing", "--debug", "--out", tmp_path / "r")
     assert status == 2

@@ -65,10 +65,10 @@ def load(
 ) -> Experiment:
     """The resolved experiment of these layers; `base` lies under the file, `groups` are sites known from Python."""
     sets = sets or {}
-    lower = [base or {}, read(file) if file else {}]
+    lower = [{"method": {"name": "fedavg"}, "tune": {"name": "full"}}, base or {}, read(file) if file else {}]
     upper = flag_tables(flags or {})
     names: Tables = {kind: {"name": sets[f"{kind}.name"]} for kind in ("method", "tune") if f"{kind}.name" in sets}
-    chosen = stacked([{"method": {"name": "fedavg"}, "tune": {"name": "full"}}, *lower, names, upper])
+    chosen = stacked([*lower, names, upper])
     method, tune = (str(chosen[kind]["name"]) for kind in ("method", "tune"))
     return resolve(stacked([*lower, set_tables(sets, method, tune), upper]), groups)
 
