@@ -11,7 +11,6 @@ import torch
 from fedvit import config
 from fedvit.experiment import load_data, run_rounds
 from fedvit.payload import Failure, Payload
-from fedvit.server import Server
 from fedvit.settings import Experiment
 from fedvit.store import Store
 from fedvit.transport.inprocess import InProcess
@@ -64,7 +63,7 @@ class Bench:
         self.worker = Worker(experiment, self.net, dataset, self.split, torch.device("cpu"))
         self.store = Store(folder / "checkpoint", in_ram=True)
         self.transport = InProcess(self.worker, self.store)
-        self.server = Server(0, self.net.shared, self.net.plan.start(self.net.shared))
+        self.server = self.net.server(self.split.seen)
         self.test_samples = {name: len(part.test) for name, part in self.split.clients.items()}
 
 

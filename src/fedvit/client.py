@@ -70,13 +70,13 @@ class Client:
 
         return predict
 
-    def batches(self, epochs: int, tag: str) -> Iterator[Batch]:
+    def batches(self, epochs: int, tag: str, size: int | None = None) -> Iterator[Batch]:
         """Shuffled training batches of this many passes over the client's training images."""
         generator = self.rng(tag)
         for _ in range(epochs):
             order = self.data.train[torch.randperm(len(self.data.train), generator=generator)]
             s = self.settings
-            yield from pipeline.batches(self.data, order, s.batch, self.inputs, s.device, s.augment, generator)
+            yield from pipeline.batches(self.data, order, size or s.batch, self.inputs, s.device, s.augment, generator)
 
     def rng(self, tag: str) -> torch.Generator:
         """A generator keyed by (seed, round, client, tag)."""
@@ -86,3 +86,8 @@ class Client:
         """The client's own weights: from memory, or the initial ones before it ever trained."""
         kept = self.memory.get("personal")
         return kept if isinstance(kept, dict) else {name: self.initial[name] for name in self.roles.personal}
+
+    def recall(self, key: str) -> Tree:
+        """A tree of the client's memory, or the initial weights where it has none of this name yet."""
+        kept = self.memory.get(key)
+        return kept if isinstance(kept, dict) else self.initial

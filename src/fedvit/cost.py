@@ -4,10 +4,8 @@ from typing import Any
 
 import torch
 
-from fedvit import tree
 from fedvit.models.classifier import macs_per_example
 from fedvit.plan import Plan
-from fedvit.server import Server
 from fedvit.settings import Experiment
 from fedvit.worker import Net, make_net
 
@@ -15,13 +13,14 @@ from fedvit.worker import Net, make_net
 def cost(experiment: Experiment, classes: int) -> dict[str, Any]:
     """Parameters by role, bytes of one sampled client in one round, multiply-adds, and what a client must keep."""
     net = make_net(experiment, classes, torch.device("cpu"))
-    server = Server(0, net.shared, net.plan.start(net.shared))
-    down = 0 if net.plan.pooled else net.plan.dispatch(server, "0").nbytes
+    down = 0 if net.plan.pooled else net.plan.dispatch(net.server(["0"]), "0").nbytes
     return {
         "params": net.params(),
         "nbytes": {"down": down, "up": up_nbytes(net)},
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
-        "memory_nbytes": tree.nbytes(tree.pick(net.initial, net.roles.personal)),
+        "memory_nbytes": net.memory_nbytes,
+        "training_passes": net.plan.passes,
+        "probe_passes": net.plan.probe_passes(net.module, net.roles),
     }
 
 

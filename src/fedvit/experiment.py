@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedvit import config, results, tree
+from fedvit import config, results
 from fedvit.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.data import datasets, partition
 from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
 from fedvit.errors import UserError
 from fedvit.ledger import Ledger
+from fedvit.methods import make_plan
 from fedvit.models.classifier import input_size, macs_per_example
 from fedvit.plan import own_model
 from fedvit.ram import free_ram, peak_rss_mb, reset_peak_rss
@@ -79,6 +80,7 @@ class Run:
         server = load_checkpoint(self.folder / "checkpoint", store, clean=False)
         if server is None:
             raise UserError(f"{self.folder} has no checkpoint yet: run it first")
+        server = replace(server, clients=tuple(name for name in split["clients"] if name not in split["unseen"]))
         owner = net.bare_client(store.get(client))
         if net.plan.views is not own_model:
             if experiment.data.name == "python":
@@ -108,7 +110,9 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
     data, seed = experiment.data, experiment.run.seed
     if dataset is None:
         dataset = datasets.load(data, input_size(experiment.model))
-    return dataset, partition.split(dataset, experiment.partition, data, batch=experiment.train.batch, seed=seed)
+    probe = make_plan(experiment.method).probe
+    settings, batch = experiment.partition, experiment.train.batch
+    return dataset, partition.split(dataset, settings, data, batch=batch, seed=seed, probe=probe)
 
 
 def run_rounds(
@@ -139,9 +143,10 @@ def run_rounds(
         results.write_json(folder / "split.json", description)
         log_to(folder / "log.txt")
 
-        server = Server(0, net.shared, net.plan.start(net.shared))
+        server = net.server(split.seen)
         if resume:
             server = load_checkpoint(folder / "checkpoint", store) or server
+            server = replace(server, clients=tuple(split.seen))
             log.info("resuming after round %d", server.round)
         rows = results.keep_rounds(folder / "rounds.jsonl", server.round, experiment)
         timings = results.keep_rounds(folder / "timings.jsonl", server.round)
@@ -185,7 +190,7 @@ def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:
 
 def fits_in_ram(net: Net, clients: int) -> bool:
     """Client memory stays in RAM while all of it would take less than a quarter of what is free."""
-    needed = clients * tree.nbytes(tree.pick(net.initial, net.roles.personal))
+    needed = clients * net.memory_nbytes
     if needed <= free_ram() / 4:
         return True
     log.warning("client memory may need %.1f GB, over a quarter of free RAM: it is kept on disk", needed / 1e9)

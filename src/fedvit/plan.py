@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from torch import nn
+
 from fedvit import tree
 from fedvit.client import Client
 from fedvit.models.plugins import Plugin
 from fedvit.payload import Payload
-from fedvit.roles import SHARED, Rules, everything
+from fedvit.roles import SHARED, Roles, Rules, everything
 from fedvit.server import Server
 from fedvit.training import descend
 from fedvit.tree import Tree
@@ -66,7 +68,7 @@ class Plan:
     name: str
     roles: Rules = ((everything, SHARED),)  # of trainable weights; FROZEN here wins over any tune
     build: tuple[Plugin, ...] = ()
-    start: Callable[[Tree], Mapping[str, Tree]] = lambda shared: {}  # the server's own memory
+    start: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, shared: {}  # the server's own memory
     dispatch: Callable[[Server, str], Payload] = send_shared
     merge: Callable[[Client, Payload], Tree] = overwrite
     local: Callable[[Client, Tree], Tree] = train
@@ -76,6 +78,13 @@ class Plan:
     weighting: Literal["samples", "equal"] = "samples"
     schedule: Literal["sampled", "every_round"] = "sampled"  # who trains: the cohort, or everybody
     pooled: bool = False  # one owner of all data trains; nothing crosses
+    probe: float = 0.0  # share of each client's training images held out for the method's own choices
+    check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
+    # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
+    # training passes that an image costs (FedAvg's being 1), and extra forward passes over the probe images a round.
+    remembers: Callable[[Tree], Mapping[str, Tree]] = lambda trainable: {}
+    passes: float = 1.0
+    probe_passes: Callable[[nn.Module, Roles], int] = lambda module, roles: 0
 
 
 def client_round(plan: Plan, client: Client, down: Payload) -> Payload:

@@ -16,6 +16,7 @@ class Server:
     round: int
     shared: Tree
     memory: Mapping[str, Tree] = field(default_factory=dict)
+    clients: tuple[str, ...] = ()  # all that may be sampled, in order
 
 
 def sample(clients: Sequence[str], cohort: int, seed: int, round_: int) -> list[str]:

@@ -2,18 +2,26 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fedvit import randomness
 from fedvit.client import Client, LocalSettings, Predictor
+from fedvit.data.pipeline import Batch
 from fedvit.errors import UserError
 from fedvit.tree import Tree
+
+Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # model, images, labels to a number to make small
+
+
+def cross_entropy(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).float(), y)
 
 
 def descend(
@@ -24,43 +32,120 @@ def descend(
     epochs: int | None = None,
     steps: int | None = None,
     tag: str = "train",
+    loss: Loss = cross_entropy,
+    adjust: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
+    optimizer: Callable[[Mapping[str, nn.Parameter]], Optimizer] | None = None,
 ) -> Tree:
     """Train on the client's batches from `start` and return the end, `start` untouched.
 
-    `only` names the weights that learn (default: all trainable ones), `steps` stops after so many batches.
+    `only` names the weights that learn (default: all trainable ones), `steps` stops after so many batches, `adjust`
+    may change the gradients before each step, `optimizer` replaces that of the settings.
     `start` may also hold weights that are frozen in the plan; the module gets its frozen values back.
     """
-    settings, module = client.settings, client.module
+    settings, module, live = client.settings, client.module, client.live
     learn = set(client.roles.trainable if only is None else only)
-    live = client.live
     load_(live, start)
-    parameters = []
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name in learn)
-        if name in learn:
-            parameters.append(parameter)
-    batch_norm = train_mode_(module)
-    loss_sum, seen = torch.zeros((), device=settings.device), 0
+    losses: list[tuple[int, Tensor]] = []
+    parameters = {name: parameter for name, parameter in module.named_parameters() if name in learn}
     if parameters:
-        optimizer = make_optimizer(settings, parameters)
-        batches = client.batches(settings.epochs if epochs is None else epochs, tag)
-        with randomness.addressed(settings.seed, client.round, client.id, tag, "dropout"):
+        make = optimizer or (lambda named: make_optimizer(settings, list(named.values())))
+        stepper = make(parameters)
+        with training(client, learn, epochs, tag) as batches:
             for x, y in itertools.islice(batches, steps):
-                if len(y) == 1 and batch_norm:
-                    continue  # one image has no variance
                 with settings.autocast():
-                    loss = F.cross_entropy(module(x).float(), y)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                loss_sum += loss.detach() * len(y)
-                seen += len(y)
+                    value = loss(module, x, y)
+                stepper.zero_grad(set_to_none=True)
+                value.backward()  # type: ignore[no-untyped-call]
+                if adjust is not None:
+                    adjust(parameters)
+                stepper.step()
+                losses.append((len(y), value.detach()))
     end = {name: live[name].detach().to("cpu", copy=True) for name in start}
-    if seen:
-        client.scalars["loss"] = loss_sum.item() / seen
-        check_finite(client, end)
+    note_loss(client, losses, end)
     restore_frozen_(client, start)
     return end
+
+
+@contextmanager
+def training(
+    client: Client, learn: Collection[str], epochs: int | None = None, tag: str = "train", size: int | None = None
+) -> Iterator[Iterator[Batch]]:
+    """The module in training mode with these weights to learn, and the client's batches; all randomness is keyed."""
+    settings = client.settings
+    for name, parameter in client.module.named_parameters():
+        parameter.requires_grad_(name in learn)
+    batch_norm = train_mode_(client.module)
+    batches = client.batches(settings.epochs if epochs is None else epochs, tag, size)
+    with randomness.addressed(settings.seed, client.round, client.id, tag, "dropout"):
+        yield (batch for batch in batches if len(batch[1]) > 1 or not batch_norm)  # one image has no variance
+
+
+class Learner:
+    """Weights with an optimiser of their own, run through the worker's one module.
+
+    For methods that train two models side by side; with one model `descend` is quicker. Use it inside `training`.
+    """
+
+    def __init__(self, client: Client, start: Tree):
+        self.client = client
+        self.weights = {name: tensor.to(client.settings.device, copy=True) for name, tensor in start.items()}
+        parameters = {name for name, _ in client.module.named_parameters()}
+        self.leaves = {name: nn.Parameter(self.weights[name]) for name in start if name in parameters}
+        self.weights.update(self.leaves)
+        self.optimizer = make_optimizer(client.settings, list(self.leaves.values()))
+        self.losses: list[tuple[int, Tensor]] = []
+
+    def step(self, gradients: Tree) -> None:
+        """One step of the optimiser along these gradients."""
+        for name, leaf in self.leaves.items():
+            leaf.grad = gradients[name]
+        self.optimizer.step()
+
+    def learn(self, x: Tensor, y: Tensor) -> Tree:
+        """One step on a batch; returns its gradients."""
+        value, gradients = gradient(self.client, self.weights, x, y)
+        self.losses.append((len(y), value))
+        self.step(gradients)
+        return gradients
+
+    def end(self) -> Tree:
+        """The weights as they are now."""
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.weights.items()}
+
+
+def gradient(
+    client: Client,
+    weights: Tree,
+    x: Tensor,
+    y: Tensor,
+    *,
+    only: Collection[str] | None = None,
+    loss: Loss = cross_entropy,
+) -> tuple[Tensor, Tree]:
+    """The loss of a batch under any weights, and its gradient by name (default: every parameter among them).
+
+    The module keeps its mode and its own weights; batch statistics go into the buffers among `weights`.
+    """
+    names = [name for name, _ in client.module.named_parameters() if name in weights and (only is None or name in only)]
+    leaves = {name: weights[name].detach().requires_grad_() for name in names}
+
+    def model(x: Tensor) -> Tensor:
+        logits: Tensor = functional_call(client.module, {**weights, **leaves}, (x,))
+        return logits
+
+    with client.settings.autocast():
+        value = loss(model, x, y)
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    zero = ((name, torch.zeros_like(leaves[name]) if g is None else g) for name, g in zip(names, found, strict=True))
+    return value.detach(), dict(zero)
+
+
+def note_loss(client: Client, losses: Sequence[tuple[int, Tensor]], end: Tree) -> None:
+    """Report the mean loss per image, and stop where it or a weight is no longer a number."""
+    if losses:
+        total = torch.stack([count * value for count, value in losses]).sum()
+        client.scalars["loss"] = total.item() / sum(count for count, _ in losses)
+        check_finite(client, end)
 
 
 @contextmanager
@@ -88,10 +173,7 @@ def restore_frozen_(client: Client, tree: Tree) -> None:
 def make_optimizer(settings: LocalSettings, parameters: list[nn.Parameter]) -> Optimizer:
     """A fresh optimiser: no state lives longer than one call of `descend`."""
     lr, decay = settings.lr, settings.weight_decay
-    fused = settings.device.type in (
-        "cpu",
-        "cuda",
-    )  # one kernel for all tensors: a small model is mostly overhead
+    fused = settings.device.type in ("cpu", "cuda")  # one kernel for all tensors: small models are mostly overhead
     match settings.optimizer:
         case "sgd":
             return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay, fused=fused)

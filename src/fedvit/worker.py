@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedvit.models.plugins import Plugin
 from fedvit.payload import Payload
 from fedvit.plan import Plan, client_round, overwrite
 from fedvit.roles import Roles, assign
+from fedvit.server import Server
 from fedvit.settings import Experiment, TrainSettings
 from fedvit.training import descend, holding
 from fedvit.tree import Tree
@@ -42,10 +44,21 @@ class Net:
     initial: Tree  # trainable weights at the start
     frozen: Tree
     live: Tree  # the module's own tensors
+    classes: int
 
     @property
     def shared(self) -> Tree:
         return tree.pick(self.initial, self.roles.shared)
+
+    def server(self, clients: Sequence[str]) -> Server:
+        """The server before round 1."""
+        return Server(0, self.shared, self.plan.start(self.module, self.shared), tuple(clients))
+
+    @property
+    def memory_nbytes(self) -> int:
+        """What a client keeps between rounds."""
+        trees = [tree.pick(self.initial, self.roles.personal), *self.plan.remembers(self.initial).values()]
+        return sum(map(tree.nbytes, trees))
 
     @property
     def one_global_model(self) -> bool:
@@ -55,7 +68,8 @@ class Net:
     def bare_client(self, memory: Memory | None = None) -> Client:
         """A client without images: enough to ask a plan what it would send, or for its own weights."""
         nothing = torch.zeros(0, dtype=torch.int64)
-        data = pipeline.ClientData(torch.zeros(0, 1, 1, 3, dtype=torch.uint8), nothing, nothing, nothing, nothing, 1)
+        no_images = torch.zeros(0, 1, 1, 3, dtype=torch.uint8)
+        data = pipeline.ClientData(no_images, nothing, nothing, nothing, nothing, nothing, self.classes)
         settings = LocalSettings(lr=1.0)
         memory = memory or {}
         return Client(
@@ -92,6 +106,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
             f"{experiment.label} trains nothing: the method freezes all that the tune would train; "
             "choose another tune, such as full or bias"
         )
+    plan.check(module, roles)
     for simpler in (METHODS["fedavg"](), METHODS["local"](), METHODS["fedper"]()):
         if differ_in_roles_only(plan, simpler):
             same = assign(module, simpler.roles, trainable_names(module, tune, simpler.build)) == roles
@@ -108,6 +123,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         initial=tree.pick(tensors, roles.trainable),
         frozen=tree.pick(tensors, roles.frozen),
         live=state(module),
+        classes=classes,
     )
 
 

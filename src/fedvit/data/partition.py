@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,13 @@ class ClientSplit:
     train: Indices
     test: Indices
     val: Indices
+    probe: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # held out for a method's own choices
+
+    def to_json(self) -> dict[str, list[int]]:
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        if len(self.probe):
+            parts["probe"] = self.probe
+        return {name: indices.tolist() for name, indices in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -44,10 +51,7 @@ class Split:
 
     def to_json(self) -> dict[str, Any]:
         body = {
-            "clients": {
-                name: {"train": part.train.tolist(), "val": part.val.tolist(), "test": part.test.tolist()}
-                for name, part in self.clients.items()
-            },
+            "clients": {name: part.to_json() for name, part in self.clients.items()},
             "unseen": list(self.unseen),
             "global_test": self.global_test.tolist(),
             "class_names": list(self.class_names),
@@ -71,8 +75,16 @@ class Request:
 POOLED_RULES = ("dirichlet", "domain", "site")  # train and test are divided together
 
 
-def split(dataset: Dataset, settings: PartitionSettings, data: DataSettings, *, batch: int, seed: int) -> Split:
-    """Divide the data set over clients by the rule of this name."""
+def split(
+    dataset: Dataset,
+    settings: PartitionSettings,
+    data: DataSettings,
+    *,
+    batch: int,
+    seed: int,
+    probe: float = 0.0,
+) -> Split:
+    """Divide the data set over clients by the rule of this name; `probe` is the share a method holds out of train."""
     rules: dict[str, Callable[[Dataset, Request], Split]] = {
         "iid": iid,
         "dirichlet": dirichlet,
@@ -110,6 +122,8 @@ def split(dataset: Dataset, settings: PartitionSettings, data: DataSettings, *, 
         result = renumbered(result, kept)
     if data.val:
         result = hold_out_val(result, data.val, seed)
+    if probe:
+        result = hold_out_probe(result, dataset.labels if kept is None else whole.labels, probe, seed)
     unseen = choose_unseen(list(result.clients), data.unseen, seed)
     return replace(result, class_names=dataset.class_names, unseen=unseen, source=whole.identity)
 
@@ -146,6 +160,26 @@ def hold_out_val(whole: Split, share: float, seed: int) -> Split:
             raise UserError(f"data.val={share} leaves client {name} with {len(part.train)} images nothing to train on")
         order = randomness.numpy_generator(seed, "val", name).permutation(part.train)
         clients[name] = replace(part, val=np.sort(order[:count]), train=np.sort(order[count:]))
+    return replace(whole, clients=clients)
+
+
+def hold_out_probe(whole: Split, labels: Labels, share: float, seed: int) -> Split:
+    """Take a share of every client's training images for a method's own choices, in the client's mix of classes."""
+    clients = {}
+    for name, part in whole.clients.items():
+        count = round(len(part.train) * share)
+        if not 0 < count < len(part.train):
+            raise UserError(
+                f"method.probe={share:g} of the {len(part.train)} training images of client {name} is {count}; at "
+                f"least one must be held out and one left: choose {1 / len(part.train):.2g} or more, and less than 1"
+            )
+        order = randomness.numpy_generator(seed, "probe", name).permutation(part.train)
+        found, position = np.unique(labels[order], return_inverse=True)
+        quota = np.bincount(position) * count / len(order)
+        taken = np.floor(quota).astype(np.int64)
+        taken[np.argsort(taken - quota, kind="stable")[: count - taken.sum()]] += 1  # the largest remainders
+        held = np.concatenate([order[position == c][: taken[c]] for c in range(len(found))])
+        clients[name] = replace(part, probe=np.sort(held), train=np.setdiff1d(part.train, held))
     return replace(whole, clients=clients)
 
 

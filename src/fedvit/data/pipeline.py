@@ -26,13 +26,19 @@ class ClientData:
     train: Tensor
     val: Tensor
     test: Tensor
+    probe: Tensor  # held out of train where the method asks for it
     classes: int
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training images of each class."""
+        return torch.bincount(self.labels[self.train], minlength=self.classes)
 
 
 def client_data(images: Tensor, labels: Tensor, classes: int, part: ClientSplit) -> ClientData:
     """Views into tensors that all clients share."""
-    train, val, test = (torch.from_numpy(indices) for indices in (part.train, part.val, part.test))
-    return ClientData(images, labels, train, val, test, classes)
+    train, val, test, probe = (torch.from_numpy(i) for i in (part.train, part.val, part.test, part.probe))
+    return ClientData(images, labels, train, val, test, probe, classes)
 
 
 def tensors(dataset: Dataset) -> tuple[Tensor, Tensor]:
