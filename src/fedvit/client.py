@@ -57,13 +57,13 @@ class Client:
     inputs: InputSettings
     live: Tree  # the module's own tensors by name, for `training` to write into
     scalars: dict[str, float] = field(default_factory=dict)  # reported beside the weights: loss
+    scratch: dict[str, Tree] = field(default_factory=dict)  # from merge to local to report, gone after the round
 
     def net(self, tree: Tree) -> Predictor:
-        """The model with these weights, in evaluation mode; several may be alive at once."""
+        """The model with these weights, in the mode the module is in; several may be alive at once."""
         placed = {name: tensor.to(self.settings.device, non_blocking=True) for name, tensor in tree.items()}
 
         def predict(x: Tensor) -> Tensor:
-            self.module.eval()
             with self.settings.autocast():
                 logits: Tensor = functional_call(self.module, placed, (x,))
             return logits.float()

@@ -9,7 +9,7 @@ from torch import nn
 from fedvit import tree
 from fedvit.client import Client
 from fedvit.models.plugins import Plugin
-from fedvit.payload import Payload
+from fedvit.payload import Payload, flatten, unflatten
 from fedvit.roles import SHARED, Roles, Rules, everything
 from fedvit.server import Server
 from fedvit.training import descend
@@ -56,6 +56,11 @@ def average(server: Server, reports: Iterable[Report]) -> Server:
     return replace(server, shared=tree.mean((r.weight, r.payload.trees["shared"]) for r in reports))
 
 
+def means(reports: Iterable[Report]) -> dict[str, Tree]:
+    """The weighted mean of every group of the reports, in one pass."""
+    return unflatten(tree.mean((r.weight, flatten(r.payload.trees)) for r in reports))
+
+
 def own_model(client: Client, down: Payload) -> Mapping[str, Tree]:
     """views: the client's own weights in the newest shared ones."""
     return {"personal": overwrite(client, down)}
@@ -82,7 +87,7 @@ class Plan:
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
     # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
     # training passes that an image costs (FedAvg's being 1), and extra forward passes over the probe images a round.
-    remembers: Callable[[Tree], Mapping[str, Tree]] = lambda trainable: {}
+    remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     passes: float = 1.0
     probe_passes: Callable[[nn.Module, Roles], int] = lambda module, roles: 0
 

@@ -54,6 +54,11 @@ def state_names(model: nn.Module) -> list[str]:
     return parameters + buffers
 
 
+def is_statistic(name: str) -> bool:
+    """Whether this is a running statistic of batch normalisation: averaged, but never stepped along a gradient."""
+    return name.rpartition(".")[2] in ("running_mean", "running_var")
+
+
 def under(*paths: str) -> Selector:
     """Weights whose path begins with one of these paths, segment by segment."""
 

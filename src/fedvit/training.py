@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from fedvit.data.pipeline import Batch
 from fedvit.errors import UserError
 from fedvit.tree import Tree
 
+Named = Mapping[str, nn.Parameter]
 Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # model, images, labels to a number to make small
 
 
@@ -33,8 +35,8 @@ def descend(
     steps: int | None = None,
     tag: str = "train",
     loss: Loss = cross_entropy,
-    adjust: Callable[[Mapping[str, nn.Parameter]], None] | None = None,
-    optimizer: Callable[[Mapping[str, nn.Parameter]], Optimizer] | None = None,
+    adjust: Callable[[Named], None] | None = None,
+    optimizer: Callable[[Named], Optimizer] | None = None,
 ) -> Tree:
     """Train on the client's batches from `start` and return the end, `start` untouched.
 
@@ -86,13 +88,14 @@ class Learner:
     For methods that train two models side by side; with one model `descend` is quicker. Use it inside `training`.
     """
 
-    def __init__(self, client: Client, start: Tree):
+    def __init__(self, client: Client, start: Tree, lr: float | None = None):
         self.client = client
         self.weights = {name: tensor.to(client.settings.device, copy=True) for name, tensor in start.items()}
         parameters = {name for name, _ in client.module.named_parameters()}
         self.leaves = {name: nn.Parameter(self.weights[name]) for name in start if name in parameters}
         self.weights.update(self.leaves)
-        self.optimizer = make_optimizer(client.settings, list(self.leaves.values()))
+        settings = client.settings if lr is None else replace(client.settings, lr=lr)
+        self.optimizer = make_optimizer(settings, list(self.leaves.values()))
         self.losses: list[tuple[int, Tensor]] = []
 
     def step(self, gradients: Tree) -> None:
@@ -111,6 +114,18 @@ class Learner:
     def end(self) -> Tree:
         """The weights as they are now."""
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.weights.items()}
+
+
+def toward(client: Client, anchor: Tree, strength: float) -> Callable[[Named], None]:
+    """For `descend`'s adjust: the gradient of strength / 2 * |weights - anchor|^2 (FedProx, Ditto)."""
+    placed = {name: tensor.to(client.settings.device) for name, tensor in anchor.items()}
+
+    def pull(parameters: Named) -> None:
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - placed[name], alpha=strength)
+
+    return pull
 
 
 def gradient(
@@ -188,6 +203,18 @@ def load_(live: Mapping[str, Tensor], tree: Tree) -> None:
     with torch.no_grad():
         for name, tensor in tree.items():
             live[name].copy_(tensor, non_blocking=True)
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a moment, in the middle of training."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def train_mode_(module: nn.Module) -> bool:

@@ -57,7 +57,7 @@ class Net:
     @property
     def memory_nbytes(self) -> int:
         """What a client keeps between rounds."""
-        trees = [tree.pick(self.initial, self.roles.personal), *self.plan.remembers(self.initial).values()]
+        trees = [tree.pick(self.initial, self.roles.personal), *self.plan.remembers(self.module, self.initial).values()]
         return sum(map(tree.nbytes, trees))
 
     @property

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedvit import randomness
 from fedvit.errors import UserError, hint, nearest
-from fedvit.models.plugins import KINDS, Plugin, attach
+from fedvit.models.plugins import KINDS, Plugin, attach, head_names
 from fedvit.roles import Selector, of_type, segment, state_names, under
 from fedvit.settings import ModelSettings
 
@@ -40,7 +40,7 @@ def build(settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], se
         model = backbone(settings, classes)
     for plugin in plugins:
         with randomness.addressed(seed, "plugin", plugin.kind):
-            attach(model, plugin, from_scratch=settings.from_scratch)
+            attach(model, plugin, from_scratch=settings.from_scratch, size=input_size(settings))
     return model
 
 
@@ -148,13 +148,6 @@ def load_weights_(model: nn.Module, path: Path) -> None:
                 f"{f' and {len(names) - 5} more' if len(names) > 5 else ''}; choose the model these weights belong to"
             )
     model.load_state_dict(found, strict=False)
-
-
-def head_names(model: nn.Module) -> list[str]:
-    """The paths of every module that timm calls the classifier; a distilled DeiT has two."""
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else model.fc  # type: ignore[operator]
-    members = classifier if isinstance(classifier, tuple) else (classifier,)
-    return [path for path, module in model.named_modules() if any(module is m for m in members)]
 
 
 def group(name: str) -> Selector:

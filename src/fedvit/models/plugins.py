@@ -4,6 +4,8 @@ A plugin is a frozen record; `attach` turns it into modules. They are hung on as
 of the backbone's own weights do not change and timm's fused attention stays in use.
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -64,8 +66,39 @@ class Lora:
     alpha: float = 16.0
 
 
-Plugin = Prefix | Prompt | Adapter | Lora
-KINDS = (Prefix.kind, Prompt.kind, Adapter.kind, Lora.kind)
+@dataclass(frozen=True)
+class SecondHead:
+    """A linear head beside the classifier, zero at the start; the model's output is the sum of both (Fed-RoD)."""
+
+    kind: ClassVar[str] = "second_head"
+
+
+@dataclass(frozen=True)
+class HeadMaker:
+    """A small network from class frequencies to all weights of the second head; it takes no part in predictions."""
+
+    kind: ClassVar[str] = "head_maker"
+    width: int = 32
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Two layers between the features and a fresh classifier (MOON)."""
+
+    kind: ClassVar[str] = "projection"
+    width: int = 256
+
+
+@dataclass(frozen=True)
+class Offset:
+    """Two mixtures of every image with one learned image; a fresh classifier sees the features of both (DisTrans)."""
+
+    kind: ClassVar[str] = "offset"
+    a: float = 0.2
+
+
+Plugin = Prefix | Prompt | Adapter | Lora | SecondHead | HeadMaker | Projection | Offset
+KINDS = tuple(plugin.kind for plugin in (Prefix, Prompt, Adapter, Lora, SecondHead, HeadMaker, Projection, Offset))
 
 
 class Bottleneck(nn.Module):
@@ -124,14 +157,29 @@ class PromptTokens(nn.Module):
         return torch.cat([x, self.drop(self.tokens).expand(len(x), -1, -1)], dim=1)
 
 
+class OffsetImage(nn.Module):
+    """A learned image in normalised pixels, and the two mixtures of it with every image of a batch."""
+
+    def __init__(self, size: int, a: float):
+        super().__init__()
+        self.image = nn.Parameter(torch.empty(3, size, size).uniform_(-1, 1))
+        self.a = a
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, 3, h, w) -> (2 batch, 3, h, w)
+        return torch.cat([(1 - self.a) * x + self.a * self.image, (1 + self.a) * x - self.a * self.image])
+
+
 def zero_(linear: nn.Linear) -> None:
     nn.init.zeros_(linear.weight)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
 
 
-def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True) -> None:
+def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size: int = 0) -> None:
     """Add the plugin's modules to the model, drawing their initial values from the global generator."""
+    if isinstance(plugin, SecondHead | HeadMaker | Projection | Offset):
+        attach_to_classifier(model, plugin, size)
+        return
     blocks = vit_blocks(model, plugin.kind)
     dim: int = model.embed_dim  # type: ignore[assignment]
     match plugin:
@@ -152,7 +200,7 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True) -> No
             for block in blocks:
                 need_plain_attention(block, "the prompt plugin")
                 block.prompt = PromptTokens(plugin.tokens, dim, bound, plugin.dropout)
-                block.register_forward_pre_hook(partial(append_prompt, block.prompt))
+                block.register_forward_pre_hook(partial(transform_input, block.prompt))
                 block.register_forward_hook(partial(cut_prompt, plugin.tokens))
         case Adapter():
             width = plugin.width or max(1, dim // 8)
@@ -165,6 +213,91 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True) -> No
                     one = Bottleneck(dim, width, dim, act, 1, bias=True, zero=True)
                     block.adapter = one
                 block.mlp.register_forward_hook(partial(add_own_output, one))
+
+
+def head_names(model: nn.Module) -> list[str]:
+    """The paths of every module that timm calls the classifier; a distilled DeiT has two."""
+    classifier = model.get_classifier() if hasattr(model, "get_classifier") else model.fc  # type: ignore[operator]
+    members = classifier if isinstance(classifier, tuple) else (classifier,)
+    return [path for path, module in model.named_modules() if any(module is m for m in members)]
+
+
+def classifiers(model: nn.Module, what: str) -> dict[str, nn.Linear]:
+    """The linear classifiers by path, or an error that says what needs one."""
+    found = {path: model.get_submodule(path) for path in head_names(model)}
+    linear = {path: module for path, module in found.items() if isinstance(module, nn.Linear)}
+    if not linear or len(linear) < len(found):
+        raise UserError(
+            f"{what} needs a model whose features go into a linear classifier; found {type(model).__name__} with "
+            f"{', '.join(type(m).__name__ for m in found.values()) or 'none'}: choose a ViT, DeiT or ResNet"
+        )
+    return linear
+
+
+def attach_to_classifier(model: nn.Module, plugin: SecondHead | HeadMaker | Projection | Offset, size: int) -> None:
+    heads = classifiers(model, f"the {plugin.kind} plugin")
+    match plugin:
+        case SecondHead():
+            seconds = [nn.Linear(head.in_features, head.out_features) for head in heads.values()]
+            model.second_head = nn.ModuleList(seconds)
+            for head, second in zip(heads.values(), seconds, strict=True):
+                zero_(second)
+                head.register_forward_hook(partial(add_to_output, second))
+        case HeadMaker():
+            numbers = sum(head.weight.numel() + head.out_features for head in heads.values())
+            classes = next(iter(heads.values())).out_features
+            layers = nn.Linear(classes, plugin.width), nn.ReLU(), nn.Linear(plugin.width, numbers)
+            model.head_maker = nn.Sequential(*layers)
+        case Projection():
+            model.projection = nn.ModuleList()
+            for path, head in heads.items():
+                dim = head.in_features
+                layers = nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, plugin.width)
+                model.projection.append(nn.Sequential(*layers))
+                fresh = nn.Linear(plugin.width, head.out_features)
+                fresh.register_forward_pre_hook(partial(transform_input, model.projection[-1]))
+                model.set_submodule(path, fresh)
+        case Offset():
+            model.offset = OffsetImage(size, plugin.a)
+            model.register_forward_pre_hook(partial(transform_input, model.offset))
+            for path, head in heads.items():
+                fresh = nn.Linear(2 * head.in_features, head.out_features)
+                fresh.register_forward_pre_hook(partial(transform_input, pair_up))
+                model.set_submodule(path, fresh)
+
+
+def pair_up(features: Tensor) -> Tensor:  # (2 batch, dim) -> (batch, 2 dim)
+    return torch.cat(features.chunk(2), dim=1)
+
+
+def transform_input(by: Callable[[Tensor], Tensor], _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (by(inputs[0]), *inputs[1:])
+
+
+@dataclass
+class Tap:
+    """What went into the classifiers in the last forward pass, and what came out before any plugin was added."""
+
+    features: list[Tensor]
+    logits: list[Tensor]
+
+
+@contextmanager
+def tapped(model: nn.Module) -> Iterator[Tap]:
+    """Watch the classifiers. A distilled DeiT has two, and predicts their mean."""
+    tap, handles = Tap([], []), []
+
+    def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        tap.features.append(inputs[0])
+        tap.logits.append(output)
+
+    for path in head_names(model):
+        handles.append(model.get_submodule(path).register_forward_hook(watch, prepend=True))
+    try:
+        yield tap
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
@@ -217,10 +350,6 @@ def add_to_output(plugin: nn.Module, _: nn.Module, inputs: tuple[Tensor], output
 
 def add_own_output(plugin: nn.Module, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
     return output + plugin(output)  # type: ignore[no-any-return]
-
-
-def append_prompt(prompt: nn.Module, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return (prompt(inputs[0]), *inputs[1:])
 
 
 def cut_prompt(tokens: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:

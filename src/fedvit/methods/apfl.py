@@ -1,0 +1,93 @@
+"""APFL (Deng et al. 2020): every client mixes a model of its own with the shared one, and learns how much of each.
+
+Departs from the paper: mode=paper trains the own model through the mixture of weights, alpha * own + (1 - alpha) *
+shared, steps alpha once a round along its exact derivative, and is tested through the mixture with the newest shared
+weights (the authors' code mixes logits and tests before aggregation). mode=fork is FedPerfix's code: the own model
+trains alone, alpha steps at every batch, and the mixture is written into the own model after each round. Both have
+the authors' pull of alpha to zero, 0.02 * alpha. adaptive=false keeps alpha as it is.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedvit.client import Client
+from fedvit.payload import Payload
+from fedvit.plan import Plan
+from fedvit.settings import Number
+from fedvit.training import Learner, gradient, note_loss, training
+from fedvit.tree import Tree
+
+Mode = Literal["paper", "fork"]
+PULL = 0.02
+
+
+def mixture(client: Client, shared: Tree, own: Tree, alpha: float) -> Tree:
+    """The mixed parameters; batch statistics are the own model's."""
+    parameters = {name for name, _ in client.module.named_parameters()}
+    return {
+        name: torch.lerp(shared[name].detach(), own[name].detach(), alpha) if name in parameters else own[name]
+        for name in own
+    }
+
+
+def stepped(alpha: float, lr: float, own: Tree, shared: Tree, slopes: Tree) -> float:
+    """Alpha after one step along <own - shared, slope>, inside [0, 1]."""
+    inner: Tensor = sum((own[name].detach() - shared[name].detach()).mul(g).sum() for name, g in slopes.items())  # type: ignore[assignment]
+    return min(1.0, max(0.0, alpha - lr * (float(inner) + PULL * alpha)))
+
+
+def train_both(client: Client, start: Tree, mode: Mode, alpha: float, adaptive: bool) -> Tree:
+    alpha = recalled(client, alpha)
+    shared, own = Learner(client, start), Learner(client, client.recall("own"))
+    with training(client, client.roles.trainable) as batches:
+        for number, (x, y) in enumerate(batches):
+            slope = shared.learn(x, y)
+            if mode == "fork":
+                own_slope = own.learn(x, y)
+                if adaptive:
+                    mixed = {name: torch.lerp(slope[name], own_slope[name], alpha) for name in slope}
+                    alpha = stepped(alpha, client.settings.lr, own.weights, shared.weights, mixed)
+                continue
+            _, slope = gradient(client, mixture(client, shared.weights, own.weights, alpha), x, y)
+            along = {name: alpha * g for name, g in slope.items()}
+            if adaptive and number == 0:
+                alpha = stepped(alpha, client.settings.lr, own.weights, shared.weights, slope)
+            own.step(along)
+    end, mine = shared.end(), own.end()
+    client.memory["alpha"] = alpha
+    client.memory["own"] = mixture(client, end, mine, alpha) if mode == "fork" else mine
+    note_loss(client, shared.losses, {**end, **{f"own {name}": tensor for name, tensor in mine.items()}})
+    return end
+
+
+def recalled(client: Client, alpha: float) -> float:
+    known = client.memory.get("alpha", alpha)
+    assert isinstance(known, float)
+    return known
+
+
+def mixed_model(client: Client, down: Payload, mode: Mode, alpha: float) -> Mapping[str, Tree]:
+    own = client.recall("own")
+    if mode == "paper":
+        own = mixture(client, down.trees["shared"], own, recalled(client, alpha))
+    return {"personal": own}
+
+
+def plan(
+    mode: Mode = "paper",
+    alpha: Annotated[float, Number, Field(ge=0, le=1)] | None = None,
+    adaptive: bool = True,
+) -> Plan:
+    first = alpha if alpha is not None else {"paper": 0.5, "fork": 0.25}[mode]
+    return Plan(
+        name="apfl",
+        local=partial(train_both, mode=mode, alpha=float(first), adaptive=adaptive),
+        views=partial(mixed_model, mode=mode, alpha=float(first)),
+        remembers=lambda module, trainable: {"own": trainable},
+        passes=2,
+    )

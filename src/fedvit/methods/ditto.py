@@ -1,0 +1,35 @@
+"""Ditto (Li et al. 2021): FedAvg, and beside it a whole personal model held near the received one.
+
+Departs from the paper: the personal model trains for `epochs` passes, by default as many as the shared one; lam is
+FedV's choice. It trains first, anchored at the received weights.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+from fedvit.client import Client
+from fedvit.payload import Payload
+from fedvit.plan import Plan
+from fedvit.settings import Count, NotNegative
+from fedvit.training import descend, toward
+from fedvit.tree import Tree
+
+
+def train_both(client: Client, start: Tree, lam: float, epochs: int | None) -> Tree:
+    own = descend(client, client.recall("own"), epochs=epochs, adjust=toward(client, start, lam))
+    client.memory["own"] = own
+    return descend(client, start)
+
+
+def own_copy(client: Client, down: Payload) -> Mapping[str, Tree]:
+    return {"personal": client.recall("own")}
+
+
+def plan(lam: NotNegative = 0.75, epochs: Count | None = None) -> Plan:
+    return Plan(
+        name="ditto",
+        local=partial(train_both, lam=lam, epochs=epochs),
+        views=own_copy,
+        remembers=lambda module, trainable: {"own": trainable},
+        passes=2,
+    )

@@ -1,0 +1,91 @@
+"""Fed-LAMB (Karimi et al. 2023): local AMSGrad steps scaled layer by layer, with second moments shared by the server.
+
+theta <- theta - lr * |theta| * u / |u| per tensor, u = m / (sqrt(v_hat) + eps) + decay * theta.
+Departs from the paper: written from its abstract and common knowledge; no code is public. First moments start at zero
+each round, second moments at the server's running maximum v_hat, which is fixed during a round; before round 1 it is
+zero. A tensor of zero norm takes a step of scale 1. The run's optimiser is not used; its weight decay is.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from fedvit import tree
+from fedvit.client import Client
+from fedvit.methods.fedavgm import zeros
+from fedvit.payload import Payload
+from fedvit.plan import Plan, Report, means, overwrite
+from fedvit.server import Server
+from fedvit.settings import Positive, Share
+from fedvit.training import Named, descend
+from fedvit.tree import Tree
+
+
+class Lamb(Optimizer):
+    """LAMB with a fixed maximum of second moments; `second` holds the running ones."""
+
+    def __init__(self, parameters: Named, lr: float, betas: tuple[float, float], eps: float, decay: float, peak: Tree):
+        super().__init__(list(parameters.values()), {"lr": lr})
+        self.named, self.betas, self.eps, self.decay, self.peak = parameters, betas, eps, decay, peak
+        self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        self.second = {name: peak[name].clone() for name in parameters}
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        beta1, beta2 = self.betas
+        for name, theta in self.named.items():
+            if theta.grad is None:
+                continue
+            self.first[name].lerp_(theta.grad, 1 - beta1)
+            self.second[name].lerp_(theta.grad.square(), 1 - beta2)
+            update = self.first[name] / (self.peak[name].sqrt() + self.eps) + self.decay * theta
+            length, scale = update.norm(), theta.norm()
+            trust = torch.where((length > 0) & (scale > 0), scale / length, 1.0)
+            theta.sub_(self.param_groups[0]["lr"] * trust * update)
+
+
+def keep_peak(client: Client, down: Payload) -> Tree:
+    client.scratch["peak"] = down.trees["second"]
+    return overwrite(client, down)
+
+
+def local_lamb(client: Client, start: Tree, betas: tuple[float, float], eps: float) -> Tree:
+    settings = client.settings
+    peak = {name: tensor.to(settings.device) for name, tensor in client.scratch["peak"].items()}
+    second: Tree = {}
+
+    def optimizer(parameters: Named) -> Optimizer:
+        lamb = Lamb(parameters, settings.lr, betas, eps, settings.weight_decay, peak)
+        second.update(lamb.second)
+        return lamb
+
+    end = descend(client, start, optimizer=optimizer)
+    client.scratch["second"] = {name: tensor.cpu() for name, tensor in second.items()}
+    return end
+
+
+def report_both(client: Client, start: Tree, end: Tree) -> Payload:
+    second = client.scratch.get("second") or zeros(end)
+    return Payload({"shared": tree.pick(end, client.roles.shared), "second": second})
+
+
+def raise_peak(server: Server, reports: Iterable[Report]) -> Server:
+    mean = means(reports)
+    peak = {name: torch.maximum(old, mean["second"][name]) for name, old in server.memory["second"].items()}
+    return replace(server, shared=mean["shared"], memory={"second": peak})
+
+
+def plan(beta1: Share = 0.9, beta2: Share = 0.999, eps: Positive = 1e-8) -> Plan:
+    return Plan(
+        name="fed_lamb",
+        start=lambda module, shared: {"second": zeros(shared)},
+        dispatch=lambda server, client: Payload({"shared": server.shared, "second": server.memory["second"]}),
+        merge=keep_peak,
+        local=partial(local_lamb, betas=(beta1, beta2), eps=eps),
+        report=report_both,
+        aggregate=raise_peak,
+    )

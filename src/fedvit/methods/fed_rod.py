@@ -1,0 +1,92 @@
+"""Fed-RoD (Chen and Chao 2022): a shared head trained with a balanced loss, and a personal one that corrects it.
+
+View `personal` is the sum of both heads, `generic` the shared one alone.
+Departs from the paper: the personal head learns on detached features, as PFLlib reads it, and starts at zero, so that
+a client that never trained predicts as the shared model. hyper=true makes the personal head each round from the
+client's class frequencies by a shared network, which then steps towards what the client trained (`hyper_lr`).
+"""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedvit import tree
+from fedvit.client import Client, Predictor
+from fedvit.models.classifier import group
+from fedvit.models.plugins import HeadMaker, SecondHead, tapped
+from fedvit.payload import Payload
+from fedvit.plan import Plan, overwrite
+from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.settings import Positive
+from fedvit.training import descend
+from fedvit.tree import Tree
+
+second_head = group(SecondHead.kind)
+
+
+def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor) -> Tensor:
+    """Cross entropy with the log of the class counts added; an absent class drops out."""
+    return F.cross_entropy(logits + counts.to(logits).clamp(min=1e-12).log(), y)
+
+
+def two_heads(client: Client, start: Tree, hyper: bool, hyper_lr: float) -> Tree:
+    counts = client.data.class_counts
+    seconds = list(client.module.second_head.children())  # type: ignore[union-attr]
+
+    def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
+        with tapped(client.module) as tap:
+            model(x)
+        generic = torch.stack(tap.logits).mean(0).float()
+        own = torch.stack([head(h.detach()) for head, h in zip(seconds, tap.features, strict=True)]).mean(0)
+        return balanced_softmax(generic, y, counts) + F.cross_entropy(generic.detach() + own.float(), y)
+
+    maker = {name for name in start if name.split(".")[0] == HeadMaker.kind}
+    end = descend(client, start, only=set(start) - maker, loss=loss)
+    return teach_maker(client, end, hyper_lr) if hyper else end
+
+
+def made(client: Client, weights: Tree) -> Tensor:
+    """All numbers of a personal head, from the client's class frequencies."""
+    counts = client.data.class_counts.float()
+    hidden = F.linear(counts / counts.sum(), weights["head_maker.0.weight"], weights["head_maker.0.bias"])
+    return F.linear(F.relu(hidden), weights["head_maker.2.weight"], weights["head_maker.2.bias"])
+
+
+def teach_maker(client: Client, end: Tree, lr: float) -> Tree:
+    """One step of the shared network towards the head that the client trained."""
+    maker = {name: t.clone().requires_grad_() for name, t in end.items() if name.split(".")[0] == HeadMaker.kind}
+    trained = torch.cat([end[name].flatten() for name in client.roles.personal])
+    loss = (made(client, maker) - trained).square().sum() / 2
+    slopes = torch.autograd.grad(loss, list(maker.values()))
+    stepped = {name: end[name] - lr * slope for name, slope in zip(maker, slopes, strict=True)}
+    return tree.overlay(end, stepped)
+
+
+def make_head(client: Client, down: Payload) -> Tree:
+    """merge of the hypernetwork version: the personal head is made anew."""
+    start = overwrite(client, down)
+    names = client.roles.personal
+    pieces = torch.split(made(client, start), [start[name].numel() for name in names])
+    return tree.overlay(start, {n: p.view_as(start[n]).clone() for n, p in zip(names, pieces, strict=True)})
+
+
+def both_and_generic(client: Client, down: Payload, hyper: bool) -> Mapping[str, Tree]:
+    own = overwrite(client, down)
+    if hyper and "personal" not in client.memory:
+        own = make_head(client, down)
+    silent = {name: torch.zeros_like(own[name]) for name in client.roles.personal}
+    return {"personal": own, "generic": tree.overlay(own, silent)}
+
+
+def plan(hyper: bool = False, hyper_lr: Positive = 0.1) -> Plan:
+    return Plan(
+        name="fed_rod",
+        build=(SecondHead(), HeadMaker()) if hyper else (SecondHead(),),
+        roles=((second_head, PERSONAL), (everything, SHARED)),
+        merge=make_head if hyper else overwrite,
+        local=partial(two_heads, hyper=hyper, hyper_lr=hyper_lr),
+        views=partial(both_and_generic, hyper=hyper),
+    )

@@ -1,0 +1,96 @@
+"""FedALA (Zhang et al. 2023): each client learns, number by number, how much of the new global weights to take over.
+
+Below the last `p` tensors everything is taken over; in those a weight W in [0, 1], learned on local images before
+training and kept between rounds, leads from the client's last model to the global one. Tested as merged.
+Departs from the paper: `p` counts tensors, as in its code (the paper counts layers); the first learning of W
+stops after `most_epochs` where its losses never settle. A client without a last model takes over everything.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from fedvit import tree
+from fedvit.client import Client
+from fedvit.data import pipeline
+from fedvit.payload import Payload
+from fedvit.plan import Plan
+from fedvit.roles import is_statistic
+from fedvit.settings import Count, NotNegative
+from fedvit.training import descend, eval_mode, gradient
+from fedvit.tree import Tree
+
+SETTLED, WATCHED = 0.1, 10  # the deviation of so many epochs' losses at which W's first learning ends
+
+
+def last_tensors(weights: Tree, p: int) -> list[str]:
+    return [name for name in weights if not is_statistic(name)][-p:]
+
+
+def step(mix: Tree, slopes: Tree, way: Tree, eta: float) -> Tree:
+    """W after one step: the chain rule gives slope * (global - last)."""
+    return {name: (mix[name] - eta * slopes[name] * way[name]).clamp(0, 1) for name in mix}
+
+
+def merge(client: Client, down: Payload, eta: float, share: float, p: int, most_epochs: int) -> Tree:
+    received, last, known = down.trees["shared"], client.memory.get("last"), client.memory.get("mix")
+    if not isinstance(last, dict):
+        return received
+    names, device = last_tensors(received, p), client.settings.device
+    placed = {name: tensor.to(device) for name, tensor in received.items()}
+    old = {name: last[name].to(device) for name in names}
+    way = {name: placed[name] - old[name] for name in names}
+    mix = {n: t.to(device) for n, t in known.items()} if isinstance(known, dict) else ones(old)
+    count = max(1, round(len(client.data.train) * share / 100))
+    begin = int(torch.randint(len(client.data.train) - count + 1, (), generator=client.rng("ala")))
+    images, losses = client.data.train[begin : begin + count], []
+    with eval_mode(client.module):
+        for _ in range(1 if isinstance(known, dict) else most_epochs):
+            total = 0.0
+            for x, y in pipeline.batches(client.data, images, client.settings.batch, client.inputs, device):
+                merged = {**placed, **{name: torch.lerp(old[name], placed[name], mix[name]) for name in names}}
+                value, slopes = gradient(client, merged, x, y, only=names)
+                mix = step(mix, slopes, way, eta)
+                total += value.item() * len(y)
+            losses.append(total / count)
+            if len(losses) > WATCHED and torch.tensor(losses[-WATCHED:]).std(correction=0) < SETTLED:
+                break
+    client.memory["mix"] = {name: tensor.cpu() for name, tensor in mix.items()}
+    merged = {name: torch.lerp(old[name], placed[name], mix[name]).cpu() for name in names}
+    return tree.overlay(received, merged)
+
+
+def ones(like: Tree) -> Tree:
+    return {name: torch.ones_like(tensor) for name, tensor in like.items()}
+
+
+def train_and_remember(client: Client, start: Tree) -> Tree:
+    end = descend(client, start)
+    client.memory["last"] = end
+    return end
+
+
+def plan(
+    eta: NotNegative = 1.0,
+    share: Annotated[float, Field(gt=0, le=100)] = 80.0,
+    p: Count = 2,
+    most_epochs: Count = 50,
+) -> Plan:
+    adapt = partial(merge, eta=eta, share=share, p=p, most_epochs=most_epochs)
+
+    def merged_model(client: Client, down: Payload) -> Mapping[str, Tree]:
+        return {"personal": adapt(client, down)}
+
+    return Plan(
+        name="fedala",
+        merge=adapt,
+        local=train_and_remember,
+        views=merged_model,
+        remembers=lambda module, trainable: {
+            "last": trainable,
+            "mix": tree.pick(trainable, last_tensors(trainable, p)),
+        },
+    )

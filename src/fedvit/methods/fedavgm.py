@@ -1,0 +1,38 @@
+"""FedAvgM (Hsu et al. 2019): the server adds momentum to FedAvg's mean change.
+
+Departs from the paper: nothing. Running statistics of batch normalisation are averaged, not pushed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from fedvit.plan import Plan, Report, average
+from fedvit.roles import is_statistic
+from fedvit.server import Server
+from fedvit.settings import Positive, Share
+from fedvit.tree import Tree
+
+
+def zeros(shared: Tree) -> Tree:
+    """A server's moment before round 1, for all that is stepped."""
+    return {name: torch.zeros_like(tensor) for name, tensor in shared.items() if not is_statistic(name)}
+
+
+def push(server: Server, reports: Iterable[Report], beta: float, server_lr: float) -> Server:
+    shared = dict(average(server, reports).shared)
+    momentum = {}
+    for name, old in server.memory["momentum"].items():
+        momentum[name] = beta * old + (shared[name] - server.shared[name])
+        shared[name] = server.shared[name] + server_lr * momentum[name]
+    return replace(server, shared=shared, memory={"momentum": momentum})
+
+
+def plan(beta: Share = 0.9, server_lr: Positive = 1.0) -> Plan:
+    return Plan(
+        name="fedavgm",
+        start=lambda module, shared: {"momentum": zeros(shared)},
+        aggregate=partial(push, beta=beta, server_lr=server_lr),
+    )

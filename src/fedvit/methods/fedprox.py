@@ -1,0 +1,20 @@
+"""FedProx (Li et al. 2020): FedAvg whose local loss also holds the weights near the received ones.
+
+Departs from the paper: nothing; mu is tuned there in 0.001, 0.01, 0.1, 0.5 and 1, and no value suits all settings.
+"""
+
+from functools import partial
+
+from fedvit.client import Client
+from fedvit.plan import Plan
+from fedvit.settings import NotNegative
+from fedvit.training import descend, toward
+from fedvit.tree import Tree
+
+
+def stay_near(client: Client, start: Tree, mu: float) -> Tree:
+    return descend(client, start, adjust=toward(client, start, mu))
+
+
+def plan(mu: NotNegative = 0.1) -> Plan:
+    return Plan(name="fedprox", local=partial(stay_near, mu=mu))

@@ -1,0 +1,60 @@
+"""MOON (Li et al. 2021): a contrastive loss pulls features to the global model's and away from the client's last one.
+
+Departs from the paper: nothing; projection=0 leaves out its projection head. The last model is that of the client's
+last participation, and the initial one before its first.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedvit.client import Client, Predictor
+from fedvit.models.plugins import Projection, classifiers, tapped
+from fedvit.plan import Plan
+from fedvit.roles import Roles
+from fedvit.settings import NotNegative, Positive, Whole
+from fedvit.training import cross_entropy, descend, eval_mode
+from fedvit.tree import Tree
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """-log of the softmax weight of `near` against `far` in cosine similarity."""
+    similar = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)], dim=1) / tau
+    return F.cross_entropy(similar.float(), torch.zeros(len(z), dtype=torch.int64, device=z.device))
+
+
+def features(client: Client, model: Predictor, x: Tensor) -> Tensor:
+    with tapped(client.module) as tap, eval_mode(client.module), torch.no_grad():
+        model(x)
+    return torch.cat(tap.features, dim=1)
+
+
+def contrasted(client: Client, start: Tree, mu: float, tau: float) -> Tree:
+    received, last = client.net(start), client.net(client.recall("last"))
+
+    def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
+        near, far = features(client, received, x), features(client, last, x)
+        with tapped(client.module) as tap:
+            supervised = cross_entropy(model, x, y)
+        return supervised + mu * contrast(torch.cat(tap.features, dim=1), near, far, tau)
+
+    end = descend(client, start, loss=loss)
+    client.memory["last"] = end
+    return end
+
+
+def need_features(module: nn.Module, roles: Roles) -> None:
+    classifiers(module, "moon")
+
+
+def plan(mu: NotNegative = 1.0, tau: Positive = 0.5, projection: Whole = 256) -> Plan:
+    return Plan(
+        name="moon",
+        build=(Projection(projection),) if projection else (),
+        local=partial(contrasted, mu=mu, tau=tau),
+        check=need_features,
+        remembers=lambda module, trainable: {"last": trainable},
+        passes=5 / 3,  # forward and backward count as three forward passes; the two other models add one each
+    )

@@ -1,0 +1,47 @@
+"""PartialFed-Fix (Sun et al. 2021): everything is sent and averaged, but a client takes over only part of it.
+
+Departs from the paper: read from its abstract and two summaries. What is kept are the normalisation layers and the
+classifier (`keep`, layer groups), from the client's model after its last training. The adaptive variant, whose policy
+could not be verified, is not here.
+"""
+
+from functools import partial
+
+from torch import nn
+
+from fedvit import tree
+from fedvit.client import Client
+from fedvit.models.classifier import groups
+from fedvit.payload import Payload
+from fedvit.plan import Plan, overwrite
+from fedvit.roles import Selector
+from fedvit.training import descend
+from fedvit.tree import Tree
+
+
+def load_part(client: Client, down: Payload) -> Tree:
+    kept = client.memory.get("kept", {})
+    assert isinstance(kept, dict)
+    return tree.overlay(overwrite(client, down), kept)
+
+
+def train_and_keep(client: Client, start: Tree, keep: Selector) -> Tree:
+    end = descend(client, start)
+    client.memory["kept"] = kept_part(client.module, end, keep)
+    return end
+
+
+def kept_part(module: nn.Module, weights: Tree, keep: Selector) -> Tree:
+    names = keep.names(module)
+    return {name: tensor for name, tensor in weights.items() if name in names}
+
+
+def plan(keep: str = "norm,head") -> Plan:
+    own = groups(keep)
+    return Plan(
+        name="partialfed",
+        merge=load_part,
+        local=partial(train_and_keep, keep=own),
+        views=lambda client, down: {"personal": load_part(client, down)},
+        remembers=lambda module, trainable: {"kept": kept_part(module, trainable, own)},
+    )

@@ -1,0 +1,62 @@
+"""Per-FedAvg (Fallah et al. 2020), first order: the shared model learns to be good after one local step.
+
+Each batch is twice the run's: one gradient step on its first half, and the gradient of its second half there moves the
+weights from before that step. Tested after `eval_steps` such steps on training batches, which are then forgotten.
+Departs from the paper: first order. The inner step is plain SGD at the run's rate (FedPerfix's code: beta = rate =
+0.001); the outer one is the run's optimiser at beta. A last batch without a second half moves nothing, and a client
+with fewer images than two batches halves all it has.
+"""
+
+import itertools
+from collections.abc import Mapping
+from functools import partial
+
+from fedvit.client import Client
+from fedvit.payload import Payload
+from fedvit.plan import Plan, overwrite
+from fedvit.settings import Count, Positive
+from fedvit.training import Learner, gradient, note_loss, training
+from fedvit.tree import Tree
+
+
+def step(weights: Tree, slope: Tree, lr: float) -> Tree:
+    """One step of plain SGD."""
+    return {**weights, **{name: weights[name].detach() - lr * g for name, g in slope.items()}}
+
+
+def meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
+    learner = Learner(client, start, lr=beta)
+    size = min(2 * client.settings.batch, len(client.data.train))
+    half = max(1, size // 2)
+    with training(client, client.roles.trainable, size=size) as batches:
+        for x, y in batches:
+            if len(y) <= half:
+                continue
+            _, slope = gradient(client, learner.weights, x[:half], y[:half])
+            ahead = step(learner.weights, slope, client.settings.lr)
+            value, slope = gradient(client, ahead, x[half:], y[half:])
+            learner.losses.append((len(y) - half, value))
+            learner.step(slope)
+    end = learner.end()
+    note_loss(client, learner.losses, end)
+    return end
+
+
+def after_steps(client: Client, down: Payload, lr: float | None, steps: int) -> Mapping[str, Tree]:
+    device = client.settings.device
+    weights = {name: tensor.to(device, copy=True) for name, tensor in overwrite(client, down).items()}
+    epochs = -(-steps * client.settings.batch // len(client.data.train))  # enough passes for so many batches
+    with training(client, client.roles.trainable, epochs=epochs, tag="finetune") as batches:
+        for x, y in itertools.islice(batches, steps):
+            _, slope = gradient(client, weights, x, y)
+            weights = step(weights, slope, lr or client.settings.lr)
+    return {"personal": {name: tensor.detach().cpu() for name, tensor in weights.items()}}
+
+
+def plan(beta: Positive | None = None, eval_lr: Positive | None = None, eval_steps: Count = 1) -> Plan:
+    return Plan(
+        name="per_fedavg",
+        local=partial(meta_train, beta=beta),
+        views=partial(after_steps, lr=eval_lr, steps=eval_steps),
+        passes=2,
+    )

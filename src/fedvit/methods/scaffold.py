@@ -1,0 +1,89 @@
+"""SCAFFOLD (Karimireddy et al. 2020): control variates take the drift of each client out of its gradients.
+
+Departs from the paper: a client's new control is the mean of the gradients it saw in the round. Under plain SGD that
+is the paper's option II to the letter; under momentum and Adam, where option II's formula is no gradient any more, it
+still is one. Weights are averaged without regard to sizes, as printed.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from fedvit import tree
+from fedvit.client import Client
+from fedvit.payload import Payload
+from fedvit.plan import Plan, Report, means, overwrite
+from fedvit.roles import is_statistic
+from fedvit.server import Server
+from fedvit.settings import Positive
+from fedvit.training import Named, descend
+from fedvit.tree import Tree
+
+
+def nothing(weights: Tree) -> Tree:
+    """A control that changes no gradient."""
+    return {name: torch.zeros_like(tensor) for name, tensor in weights.items() if not is_statistic(name)}
+
+
+def send_control(server: Server, client: str) -> Payload:
+    return Payload({"shared": server.shared, "control": server.memory["control"]})
+
+
+def keep_control(client: Client, down: Payload) -> Tree:
+    client.scratch["control"] = down.trees["control"]
+    return overwrite(client, down)
+
+
+def corrected(client: Client, start: Tree) -> Tree:
+    own = client.memory.get("control") or nothing(start)
+    assert isinstance(own, dict)
+    device = client.settings.device
+    correction = {name: (c - own[name]).to(device) for name, c in client.scratch["control"].items()}
+    sums = {name: torch.zeros_like(c) for name, c in correction.items()}
+    steps = 0
+
+    def correct(parameters: Named) -> None:
+        nonlocal steps
+        steps += 1
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                sums[name] += parameter.grad
+                parameter.grad.add_(correction[name])
+
+    end = descend(client, start, adjust=correct)
+    new = {name: (total / max(1, steps)).cpu() for name, total in sums.items()}
+    client.memory["control"] = new
+    client.scratch["change"] = {name: new[name] - own[name] for name in new}
+    return end
+
+
+def report_change(client: Client, start: Tree, end: Tree) -> Payload:
+    change = client.scratch.get("change") or nothing(end)
+    return Payload({"shared": tree.pick(end, client.roles.shared), "control": change})
+
+
+def step_both(server: Server, reports: Iterable[Report], server_lr: float) -> Server:
+    kept = list(reports)
+    mean = means(kept)
+    part = len(kept) / len(server.clients)
+    shared = mean["shared"]
+    if server_lr != 1:
+        shared = {name: torch.lerp(server.shared[name], shared[name], server_lr) for name in shared}
+    control = {name: c + part * mean["control"][name] for name, c in server.memory["control"].items()}
+    return replace(server, shared=shared, memory={"control": control})
+
+
+def plan(server_lr: Positive = 1.0) -> Plan:
+    return Plan(
+        name="scaffold",
+        start=lambda module, shared: {"control": nothing(shared)},
+        dispatch=send_control,
+        merge=keep_control,
+        local=corrected,
+        report=report_change,
+        aggregate=partial(step_both, server_lr=server_lr),
+        weighting="equal",
+        remembers=lambda module, trainable: {"control": nothing(trainable)},
+    )
