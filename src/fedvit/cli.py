@@ -159,6 +159,7 @@ def run(
             progress.start(settings.label, len(Run(folder).rounds) if resume else 0)
             for done in steps:
                 progress.step(done)
+        draw_choices(folder)
         if not flags["quiet"]:
             out.print(summary_table(Run(folder).summary))
             out.print(f"results: {folder}", soft_wrap=True, highlight=False)
@@ -212,6 +213,8 @@ def compare(
         )
         runs = {row.label: [comparing.run_of(folder, row, seed) for seed in numbers] for row in table}
         draw_comparison(runs, folder / "compare.png", title)
+        for run in (run for several in runs.values() for run in several):
+            draw_choices(run.folder)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))
             out.print(
@@ -219,6 +222,17 @@ def compare(
                 soft_wrap=True,
                 highlight=False,
             )
+
+
+def draw_choices(folder: Path) -> None:
+    """choice.png beside the results of a method whose clients choose layers."""
+    from fedvit.experiment import Run
+
+    run = Run(folder)
+    if run.summary.get("layers"):
+        from fedvit.report import plots
+
+        plots.draw_choices(run, folder / "choice.png")
 
 
 def parse_seeds(text: str, single: int | None) -> list[int]:

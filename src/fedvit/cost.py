@@ -20,7 +20,7 @@ def cost(experiment: Experiment, classes: int) -> dict[str, Any]:
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         "memory_nbytes": net.memory_nbytes,
         "training_passes": net.plan.passes,
-        "probe_passes": net.plan.probe_passes(net.module, net.roles),
+        "probe_passes": len(net.plan.candidates(net.module, net.roles)),
     }
 
 

@@ -257,6 +257,7 @@ def write_summary(
         "params": net.params(),
         "nbytes": results.nbytes_per_client(rows),
         "nbytes_run": results.nbytes_of_run(rows),
+        "layers": list(net.plan.candidates(net.module, net.roles)) or None,
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         "seconds": seconds,
         "peak_rss_mb": peak_rss_mb(),

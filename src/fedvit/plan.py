@@ -1,6 +1,6 @@
 """A federated method as data: which weights have which role, and the few functions that differ from FedAvg's."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -85,11 +85,13 @@ class Plan:
     pooled: bool = False  # one owner of all data trains; nothing crosses
     probe: float = 0.0  # share of each client's training images held out for the method's own choices
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
-    # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
-    # training passes that an image costs (FedAvg's being 1), and extra forward passes over the probe images a round.
+    # Layers that a client chooses among, by name: each costs a forward pass over the probe images a round, and the
+    # choice is reported as a mask over them in group `choice`.
+    candidates: Callable[[nn.Module, Roles], Sequence[str]] = lambda module, roles: ()
+    # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, and the
+    # training passes that an image costs (FedAvg's being 1).
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     passes: float = 1.0
-    probe_passes: Callable[[nn.Module, Roles], int] = lambda module, roles: 0
 
 
 def client_round(plan: Plan, client: Client, down: Payload) -> Payload:

@@ -45,9 +45,9 @@ def federate(
         ledger = Ledger()
         before = server
         cohort = choose(plan, clients, experiment, number)
-        kept: dict[str, Tree] = {}  # the clients' own shared weights, for testing inside the round
+        answers: dict[str, Payload] = {}  # what is needed of them after aggregation
         with ledger.phase("train"):
-            server, loss, failed = train_round(plan, before, transport, experiment, cohort, number, ledger, kept)
+            server, loss, failed = train_round(plan, before, transport, experiment, cohort, number, ledger, answers)
         with ledger.phase("store"):
             transport.commit(number)
         scores, views = None, None
@@ -55,7 +55,8 @@ def federate(
             with ledger.phase("evaluate"):
                 tested = dict.fromkeys(clients, server)
                 if run.evaluate == "in_round" and not plan.pooled:
-                    tested = {name: replace(before, shared=kept.get(name, before.shared)) for name in clients}
+                    own = {name: answer.trees["shared"] for name, answer in answers.items() if "shared" in answer.trees}
+                    tested = {name: replace(before, shared=own.get(name, before.shared)) for name in clients}
                 scores = evaluate(plan, tested, transport, number, ledger)
                 views = summarize(scores, test_samples)
                 if evaluate_server is not None:
@@ -70,6 +71,11 @@ def federate(
             "nbytes_evaluation": ledger.evaluation,
             "views": views,
         }
+        choices = {
+            name: answer.trees["choice"]["layers"] for name, answer in answers.items() if "choice" in answer.trees
+        }
+        if choices:
+            row["choice"] = {name: mask.nonzero().flatten().tolist() for name, mask in choices.items()}
         yield Round(server, row, scores, ledger)
         if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
             return
@@ -104,7 +110,7 @@ def train_round(
     cohort: list[str],
     number: int,
     ledger: Ledger,
-    kept: dict[str, Tree],
+    answers: dict[str, Payload],
 ) -> tuple[Server, float | None, list[str]]:
     """Dispatch, train, aggregate as a stream. A round in which everybody fails leaves the server as it was."""
     failed: list[str] = []
@@ -125,8 +131,9 @@ def train_round(
             examples = answer.scalars["examples"]
             if "loss" in answer.scalars:
                 losses.append((examples, answer.scalars["loss"]))
-            if experiment.run.evaluate == "in_round":
-                kept[name] = answer.trees.get("shared", {})
+            whole = experiment.run.evaluate == "in_round"  # clients are tested with their own shared weights
+            groups = {key: group for key, group in answer.trees.items() if whole or key == "choice"}
+            answers[name] = Payload(groups)
             yield Report(name, 1.0 if equal else examples, answer)
 
     stream = reports()

@@ -18,7 +18,7 @@ from fedvit.tunes import TUNES
 from tests.conftest import Bench, Recorder, finish, same_trees, tiny
 
 PRIVATE = ("personal", "own")  # keys of a memory whose values must never leave
-MORE_UP = {"scaffold", "fed_lamb"}  # send more than the shared weights
+MORE_UP = {"scaffold", "fed_lamb", "pfededit"}  # send more than the shared weights
 IMPOSSIBLE = {"fedbabu+head"}  # the method freezes the head, the tune everything else
 PAIRS = [f"{method}+{tune}" for method in METHODS for tune in [*TUNES, "norm,blocks.1"]]
 

@@ -39,7 +39,7 @@ def merge(client: Client, down: Payload, eta: float, share: float, p: int, most_
     received, last, known = down.trees["shared"], client.memory.get("last"), client.memory.get("mix")
     if not isinstance(last, dict):
         return received
-    names, device = last_tensors(received, p), client.settings.device
+    names, device = last_tensors(client.initial, p), client.settings.device  # in model order
     placed = {name: tensor.to(device) for name, tensor in received.items()}
     old = {name: last[name].to(device) for name in names}
     way = {name: placed[name] - old[name] for name in names}

@@ -136,5 +136,5 @@ def plan(
         probe=probe,
         check=check,
         remembers=remembers,
-        probe_passes=lambda module, roles: len(layers_of(module, roles.trainable, layers)),
+        candidates=lambda module, roles: [layer.name for layer in layers_of(module, roles.trainable, layers)],
     )

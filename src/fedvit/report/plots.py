@@ -64,6 +64,30 @@ def draw_split(
     plt.close(figure)
 
 
+def draw_choices(run: Run, path: Path) -> None:
+    """Clients by layers: in which share of its edits a client put back which layer."""
+    layers, clients = run.summary["layers"], [client["client"] for client in run.clients]
+    chosen, edits = np.zeros((len(clients), len(layers))), np.zeros(len(clients))
+    for row in run.rounds:
+        for name, numbers in row["choice"].items():
+            edits[clients.index(name)] += bool(numbers)
+            chosen[clients.index(name), numbers] += 1
+    share = 100 * chosen / np.maximum(edits, 1)[:, None]
+    figure, axes = plt.subplots(figsize=(min(4 + 0.2 * len(layers), 20), min(2.4 + 0.24 * len(clients), 14)))
+    image = axes.imshow(np.ma.masked_equal(share, 0), cmap="Blues", vmin=0, vmax=100, aspect="auto")
+    axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=7, parse_math=False)
+    axes.set_yticks(
+        range(len(clients)), [f"{name} ({n:.0f})" for name, n in zip(clients, edits, strict=True)], fontsize=7
+    )
+    axes.set_xlabel("layer")
+    axes.set_ylabel("client (edits)")
+    figure.colorbar(image, ax=axes, label="% of its edits", shrink=0.8)
+    title = f"{run.summary['label']}: layers that clients put back from their own last model"
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
+    plt.close(figure)
+
+
 def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str) -> None:
     """Left: every client of every seed, and the mean. Right: the mean by round."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.15, 1]})
