@@ -14,6 +14,8 @@ from fedvit.methods import (
     fedper,
     fedperfix,
     fedrep,
+    fedrolex,
+    heterofl,
     local,
     prefix_r,
     prefix_z,
@@ -38,6 +40,8 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "custom": custom.plan,
     "fedavg_ft": fedavg_ft.plan,
     "centralized": centralized.plan,
+    "heterofl": heterofl.plan,
+    "fedrolex": fedrolex.plan,
 }
 
 
