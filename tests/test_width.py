@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from fedvit import tree
+from fedvit.client import Client
 from fedvit.cost import cost
 from fedvit.errors import UserError
 from fedvit.experiment import Run
@@ -17,6 +18,9 @@ from fedvit.models.classifier import MICRO, ModelSettings, backbone, build, head
 from fedvit.models.plugins import Adapter, Lora, Prefix, Prompt
 from fedvit.models.width import CLASSES, HIDDEN, Axis, Part, Window, Windows, axes, cut, indices, narrow, overlap_mean
 from fedvit.models.width import scaled as scaled_layers
+from fedvit.plan import client_round
+from fedvit.rounds import federate
+from fedvit.worker import window_of
 from tests.conftest import Bench, finish, same_trees, tiny
 
 IMAGES = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -210,6 +214,84 @@ def test_a_client_tests_its_own_part_of_the_newest_model(tmp_path: Path) -> None
     client = bench.worker.client("1", 1, {}, Window(0.5))
     assert same_trees(bench.net.plan.views(client, down)["personal"], client.initial)
     assert same_trees(client.initial, cut(bench.net.initial, axes(bench.net.module), Window(0.5)))
+
+
+def half_client(bench: Bench) -> Client:
+    """Client 1 has rate 1/2, and lacks some class."""
+    client = bench.worker.client("1", 1, {}, HALF)
+    assert (client.data.class_counts == 0).any()
+    return client
+
+
+@pytest.mark.parametrize("scaler", [False, True])
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_a_narrow_client_trains_as_a_bare_loop_over_a_small_model(
+    scaler: bool, clip: float | None, tmp_path: Path
+) -> None:
+    method = "fedrolex" if clip else "heterofl"
+    options = {"scaler": scaler, "optimizer": "sgd", **({"clip": clip} if clip else {})}
+    bench = Bench(tiny(method, options, lr=0.05), tmp_path)
+    client = half_client(bench)
+    end = bench.net.plan.local(client, client.initial)
+
+    model = VisionTransformer(**{**MICRO, "patch_size": 4, "embed_dim": 24}, num_classes=10)
+    model.load_state_dict(client.initial)
+    if scaler:
+        for name, part in model.named_modules():
+            if isinstance(part, nn.Linear | nn.Conv2d) and name != "head":
+                part.register_forward_hook(lambda _, __, output: output * 2)
+    owned = client.data.labels[client.data.train].unique()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, fused=True)
+    for x, y in client.batches(1, "train"):
+        logits = torch.zeros(len(y), 10)
+        logits[:, owned] = model(x)[:, owned]
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(logits, y).backward()
+        if clip:
+            norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+            for p in model.parameters():
+                p.grad *= min(1.0, clip / norm)
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(end[name], parameter, atol=1e-6), name
+
+
+def test_frozen_weights_lie_in_the_clients_window_too(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedrolex+bias"), tmp_path)
+    net, codes = bench.net, axes(bench.net.module)
+    for window in (Window(0.5, 2), Window(0.5, 7), Window(0.25, 7), Window(0.5, 2)):
+        client = bench.worker.client("1", 1, {}, window)
+        assert same_trees(client.frozen, cut(net.frozen, codes, window))
+        assert same_trees(tree.pick(state(client.module), net.roles.frozen), client.frozen)
+    assert bench.worker.client("1", 1, {}, Window(0.25, 9)).module is bench.net.narrower[0.25].module
+
+
+def test_one_round_is_the_mean_over_the_holders(tmp_path: Path) -> None:
+    bench = Bench(tiny("heterofl", {"masking": False}, rounds=1, cohort=3), tmp_path)
+    done = next(federate(bench.net.plan, bench.server, bench.transport, bench.experiment, None, bench.test_samples))
+    name, parts = "blocks.0.mlp.fc1.weight", []
+    assert len({int(client) % 2 for client in done.row["cohort"]}) == 2, "both widths should be there"
+    for client in done.row["cohort"]:
+        down = bench.net.plan.dispatch(bench.server, client)
+        owner = bench.worker.client(client, 1, {}, window_of(down))
+        end = client_round(bench.net.plan, owner, down).trees["shared"][name]
+        parts.append((list(range(len(end))), list(range(end.shape[1])), end))
+    assert torch.equal(done.server.shared[name], slow_mean(bench.server.shared[name], parts))
+
+
+def test_a_round_of_narrow_resnets_reaches_the_statistics(tmp_path: Path) -> None:
+    flags = {"model": "resnet18", "image_size": 32, "patch_size": None, "rounds": 1, "cohort": 1}
+    experiment = tiny("fedrolex", {"rates": 0.25}, **flags)
+    bench = Bench(experiment, tmp_path)
+    done = next(federate(bench.net.plan, bench.server, bench.transport, experiment, None, bench.test_samples))
+    moved = done.server.shared["bn1.running_mean"] != bench.server.shared["bn1.running_mean"]
+    assert moved.tolist() == [True] * 16 + [False] * 48
+    assert cost(experiment, 10)["nbytes"] == {"down": done.row["nbytes_down"], "up": done.row["nbytes_up"]}
+
+
+def test_clients_that_never_train_have_the_first_rate(tmp_path: Path) -> None:
+    run = Run(finish(tiny("heterofl", {"rates": "0.5,1", "unseen": 2}), tmp_path))
+    assert set(run.summary["unseen"]) == {"personal", "finetuned"}
 
 
 def test_testing_inside_the_round_works_on_parts_too(tmp_path: Path) -> None:

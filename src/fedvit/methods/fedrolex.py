@@ -5,12 +5,12 @@ Departs from the paper: where heterofl does. The window begins at 0 in the first
 head and, from the same start, along the residual stream and the hidden units of the MLPs.
 """
 
-from fedvit.methods.heterofl import Rates, narrow_clients
+from fedvit.methods.heterofl import narrow_clients
 from fedvit.models.width import Windows
 from fedvit.plan import Plan
-from fedvit.settings import Positive
+from fedvit.settings import Numbers, Positive
 
 
-def plan(rates: Rates = "1,0.5", masking: bool = True, scaler: bool = True, clip: Positive = 1.0) -> Plan:
+def plan(rates: Numbers = "1,0.5", masking: bool = True, scaler: bool = True, clip: Positive = 1.0) -> Plan:
     windows = Windows.parse(rates, rolling=True)
     return narrow_clients("fedrolex", windows, masking=masking, scaler=scaler, clip=clip)

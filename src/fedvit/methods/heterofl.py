@@ -13,28 +13,25 @@ from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import BeforeValidator
 from torch import Tensor, nn
 
 from fedvit.client import Client, Predictor
 from fedvit.models import width
-from fedvit.models.width import Part, Windows
+from fedvit.models.width import Cutter, Part, Windows
 from fedvit.payload import Payload
 from fedvit.plan import Plan, Report, report_shared
 from fedvit.server import Server
+from fedvit.settings import Numbers
 from fedvit.training import cross_entropy, descend
 from fedvit.tree import Tree
 
-Rates = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)]
 
-
-def send_part(server: Server, client: str, windows: Windows) -> Payload:
+def send_part(server: Server, client: str, windows: Windows, cut: Cutter) -> Payload:
     window = windows.of(client, server.clients, server.round)
-    part = width.cut(server.shared, width.unpacked(server.memory["axes"]), window)
+    part = cut(server.shared, width.unpacked(server.memory["axes"]), window)
     return Payload({"shared": part}, window._asdict())
 
 
@@ -71,7 +68,7 @@ def narrow_clients(name: str, windows: Windows, *, masking: bool, scaler: bool, 
     return Plan(
         name=name,
         start=lambda module, shared: {"axes": width.packed(width.axes(module), shared)},
-        dispatch=partial(send_part, windows=windows),
+        dispatch=partial(send_part, windows=windows, cut=Cutter()),
         local=partial(train_part, masking=masking, scaler=scaler, clip=clip),
         report=report_with_classes if masking else report_shared,
         aggregate=partial(overlap, windows=windows),
@@ -80,5 +77,5 @@ def narrow_clients(name: str, windows: Windows, *, masking: bool, scaler: bool, 
     )
 
 
-def plan(rates: Rates = "1,0.5", masking: bool = True, scaler: bool = True) -> Plan:
+def plan(rates: Numbers = "1,0.5", masking: bool = True, scaler: bool = True) -> Plan:
     return narrow_clients("heterofl", Windows.parse(rates), masking=masking, scaler=scaler)

@@ -203,6 +203,21 @@ def cut_tensor(tensor: Tensor, codes: tuple[Axis, ...], window: Window) -> Tenso
     return tensor
 
 
+class Cutter:
+    """`cut`, once per window of the newest tree: clients of one window get the same tensors, not a copy each."""
+
+    def __init__(self) -> None:
+        self.whole: Mapping[str, Tensor] = {}
+        self.parts: dict[Window, Tree] = {}
+
+    def __call__(self, tree: Mapping[str, Tensor], codes: Axes, window: Window) -> Tree:
+        if tree is not self.whole:
+            self.whole, self.parts = tree, {}
+        if window not in self.parts:
+            self.parts[window] = cut(tree, codes, window)
+        return self.parts[window]
+
+
 class Part(NamedTuple):
     """A narrow tree on its way back into the whole one."""
 
