@@ -189,8 +189,17 @@ def test_rates_are_dealt_out_in_turn_or_by_name() -> None:
     assert [dealt.of(name, ["a", "b", "c"], 0).rate for name in "abc"] == [1, 0.5, 1]
     assert dealt.of("never trains", ["a", "b"], 0).rate == 1
     assert named.of("south", ["south", "north"], 0).rate == 1
-    with pytest.raises(UserError, match="no width for client 'west'"):
-        named.of("west", ["north", "west"], 0)
+    named.check(["south", "north"])
+    with pytest.raises(UserError, match="no width for west"):
+        named.check(["north", "west"])
+
+
+def test_a_client_without_a_width_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no width for 1, 2, 3, 4, 5"):
+        finish(tiny("heterofl", {"rates": "0=1,mistyped=0.5"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    named, listed = (cost(tiny("heterofl", {"rates": rates}), 10) for rates in ("north=0.5", "0.5"))
+    assert named == listed
 
 
 def test_a_number_is_a_list_of_one() -> None:

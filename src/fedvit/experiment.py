@@ -134,6 +134,7 @@ def run_rounds(
         net = make_net(experiment, dataset.classes, device)
         worker = Worker(experiment, net, dataset, split, device)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
+        server = net.server(split.seen)
         # Nothing is written before all settings have proved possible.
         description, toml = split.to_json(), config.to_toml(experiment)
         if resume:
@@ -144,7 +145,6 @@ def run_rounds(
         results.write_json(folder / "split.json", description)
         log_to(folder / "log.txt")
 
-        server = net.server(split.seen)
         if resume:
             server = load_checkpoint(folder / "checkpoint", store) or server
             server = replace(server, clients=tuple(split.seen))

@@ -1,6 +1,6 @@
 """A federated method as data: which weights have which role, and the few functions that differ from FedAvg's."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -80,6 +80,7 @@ class Plan:
     pooled: bool = False  # one owner of all data trains; nothing crosses
     probe: float = 0.0  # share of each client's training images held out for the method's own choices
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
+    admit: Callable[[Sequence[str]], None] = lambda clients: None  # raises if these clients do not suit
     # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
     # training passes that an image costs (FedAvg's being 1), and extra forward passes over the probe images a round.
     remembers: Callable[[Tree], Mapping[str, Tree]] = lambda trainable: {}

@@ -70,6 +70,7 @@ class Net:
 
     def server(self, clients: Sequence[str]) -> Server:
         """The server before round 1."""
+        self.plan.admit(clients)
         return Server(0, self.shared, self.plan.start(self.module, self.shared), tuple(clients))
 
     @property

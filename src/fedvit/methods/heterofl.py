@@ -4,9 +4,9 @@ A number of the model is the unweighted mean over the clients that hold it. `rat
 out to the clients in turn, or name=rate for each of them; a client that never trains has the first. `scaler` divides
 hidden outputs by the rate in training; `masking` zeroes the logits of classes that a client lacks, and averages a
 class's row of the classifier over the clients that have it, for which they tell the server their classes.
-Departs from the paper: half of the clients at 1/2 unless told otherwise, since the papers that compare with it give no
-rates. The running statistics of batch normalisation are averaged like weights, not gathered by extra passes (the
-paper's static batch normalisation). In a ViT heads stay and get narrower, so the residual width is heads times theirs.
+Departs from the paper: half of the clients at 1/2 unless told otherwise (a choice of ours). Running statistics of batch
+normalisation are averaged like weights, not gathered by extra passes (static batch normalisation). In a ViT heads stay
+and get narrower, and the residual stream is as wide as all of them; tokens and positions are not scaled.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,8 +31,7 @@ from fedvit.tree import Tree
 
 def send_part(server: Server, client: str, windows: Windows, cut: Cutter) -> Payload:
     window = windows.of(client, server.clients, server.round)
-    part = cut(server.shared, width.unpacked(server.memory["axes"]), window)
-    return Payload({"shared": part}, window._asdict())
+    return Payload({"shared": cut(server.shared, width.unpacked(server.memory["axes"]), window)}, window._asdict())
 
 
 def train_part(client: Client, start: Tree, masking: bool, scaler: bool, clip: float | None) -> Tree:
@@ -49,16 +48,15 @@ def train_part(client: Client, start: Tree, masking: bool, scaler: bool, clip: f
 
 
 def report_with_classes(client: Client, start: Tree, end: Tree) -> Payload:
-    owned = (client.data.class_counts > 0).to(torch.uint8)
-    return Payload({**report_shared(client, start, end).trees, "labels": {"owned": owned}})
+    labels = {"owned": (client.data.class_counts > 0).to(torch.uint8)}
+    return Payload({**report_shared(client, start, end).trees, "labels": labels})
 
 
 def overlap(server: Server, reports: Iterable[Report], windows: Windows) -> Server:
     def part(report: Report) -> Part:
-        labels = report.payload.trees.get("labels")
-        classes = labels["owned"].nonzero().flatten() if labels else None
-        window = windows.of(report.client, server.clients, server.round)
-        return Part(report.weight, window, report.payload.trees["shared"], classes)
+        trees, window = report.payload.trees, windows.of(report.client, server.clients, server.round)
+        classes = trees["labels"]["owned"].nonzero().flatten() if "labels" in trees else None
+        return Part(report.weight, window, trees["shared"], classes)
 
     codes = width.unpacked(server.memory["axes"])
     return replace(server, shared=width.overlap_mean(server.shared, codes, map(part, reports)))
@@ -74,6 +72,7 @@ def narrow_clients(name: str, windows: Windows, *, masking: bool, scaler: bool, 
         aggregate=partial(overlap, windows=windows),
         weighting="equal",
         check=lambda module, roles: width.check(module),
+        admit=windows.check,
     )
 
 

@@ -61,11 +61,17 @@ class Windows:
             )
         return Windows(tuple(rates), tuple(names), rolling)
 
+    def check(self, clients: Sequence[str]) -> None:
+        """Complain about clients that have no rate."""
+        forgotten = [name for name in clients if self.names and name not in self.names]
+        if forgotten:
+            raise UserError(
+                f"method.rates gives no width for {', '.join(forgotten[:5])}: name every client, or none of them"
+            )
+
     def of(self, client: str, clients: Sequence[str], round_: int) -> Window:
         """This client's window after so many rounds; a client that never trains has the first rate."""
         places = self.names or clients
-        if client not in places and client in clients:
-            raise UserError(f"method.rates gives no width for client {client!r}: name every client, or none")
         place = places.index(client) if client in places else 0
         return Window(self.rates[place % len(self.rates)], round_ if self.rolling else 0)
 
