@@ -31,7 +31,7 @@ from fedvit.settings import Experiment
 from fedvit.store import Store
 from fedvit.training import load_
 from fedvit.transport.inprocess import InProcess
-from fedvit.worker import Net, Worker, make_net
+from fedvit.worker import Net, Worker, make_net, window_of
 
 log = logging.getLogger(__name__)
 
@@ -81,15 +81,16 @@ class Run:
         if server is None:
             raise UserError(f"{self.folder} has no checkpoint yet: run it first")
         server = replace(server, clients=tuple(name for name in split["clients"] if name not in split["unseen"]))
-        owner = net.bare_client(store.get(client))
+        down = net.plan.dispatch(server, client)
+        window = window_of(down)
+        owner = net.at(window).bare_client(store.get(client))
         if net.plan.views is not own_model:
             if experiment.data.name == "python":
                 raise UserError(f"{net.plan.name} fine-tunes on the client's images, which were given from Python")
             worker = Worker(experiment, net, *load_data(experiment), cpu)
-            owner = worker.client(client, server.round, store.get(client))
-        weights = net.plan.views(owner, net.plan.dispatch(server, client))["personal"]
-        load_(net.live, weights)
-        return net.module.eval()
+            owner = worker.client(client, server.round, store.get(client), window)
+        load_(owner.live, net.plan.views(owner, down)["personal"])
+        return owner.module.eval()
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def run_rounds(
         net = make_net(experiment, dataset.classes, device)
         worker = Worker(experiment, net, dataset, split, device)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
+        server = net.server(split.seen)
         # Nothing is written before all settings have proved possible.
         description, toml = split.to_json(), config.to_toml(experiment)
         if resume:
@@ -143,7 +145,6 @@ def run_rounds(
         results.write_json(folder / "split.json", description)
         log_to(folder / "log.txt")
 
-        server = net.server(split.seen)
         if resume:
             server = load_checkpoint(folder / "checkpoint", store) or server
             server = replace(server, clients=tuple(split.seen))

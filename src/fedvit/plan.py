@@ -85,6 +85,7 @@ class Plan:
     pooled: bool = False  # one owner of all data trains; nothing crosses
     probe: float = 0.0  # share of each client's training images held out for the method's own choices
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
+    admit: Callable[[Sequence[str]], None] = lambda clients: None  # raises if these clients do not suit
     # Layers that a client chooses among, by name: each costs a forward pass over the probe images a round, and the
     # choice is reported as a mask over them in group `choice`.
     candidates: Callable[[nn.Module, Roles], Sequence[str]] = lambda module, roles: ()

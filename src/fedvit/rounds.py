@@ -53,11 +53,10 @@ def federate(
         scores, views = None, None
         if is_evaluated(number, experiment):
             with ledger.phase("evaluate"):
-                tested = dict.fromkeys(clients, server)
-                if run.evaluate == "in_round" and not plan.pooled:
-                    own = {name: answer.trees["shared"] for name, answer in answers.items() if "shared" in answer.trees}
-                    tested = {name: replace(before, shared=own.get(name, before.shared)) for name in clients}
-                scores = evaluate(plan, tested, transport, number, ledger)
+                inside = run.evaluate == "in_round" and not plan.pooled
+                tested = dict.fromkeys(clients, before if inside else server)
+                kept = {name: answer.trees.get("shared", {}) for name, answer in answers.items()} if inside else {}
+                scores = evaluate(plan, tested, transport, number, ledger, kept)
                 views = summarize(scores, test_samples)
                 if evaluate_server is not None:
                     views["server"] = server_view(evaluate_server(server.shared, number))
@@ -146,10 +145,17 @@ def train_round(
 
 
 def evaluate(
-    plan: Plan, servers: Mapping[str, Server], transport: Transport, number: int, ledger: Ledger
+    plan: Plan,
+    servers: Mapping[str, Server],
+    transport: Transport,
+    number: int,
+    ledger: Ledger,
+    kept: Mapping[str, Tree] = {},
 ) -> dict[str, dict[str, float]]:
-    """Every client's views, sampled or not."""
+    """Every client's views, sampled or not; a client in `kept` gets these shared weights instead of the server's."""
     messages = {name: addressed(plan.dispatch(server, name), number) for name, server in servers.items()}
+    for name, shared in kept.items():
+        messages[name] = replace(messages[name], trees={**messages[name].trees, "shared": shared})
     task: Task = "evaluate"
     scores = {}
     for name, answer in transport.exchange(task, messages):

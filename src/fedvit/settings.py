@@ -15,6 +15,7 @@ def not_a_truth_value(value: Any) -> Any:
 
 
 Number = BeforeValidator(not_a_truth_value)
+Numbers = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) in (int, float) else v)]  # joined by commas
 Finite = Annotated[float, Number, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Number, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]

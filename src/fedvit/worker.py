@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,12 +19,13 @@ from fedvit.evaluation import score
 from fedvit.methods import METHODS, make_plan
 from fedvit.models.classifier import InputSettings, build, input_settings, state
 from fedvit.models.plugins import Plugin
+from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.payload import Payload
 from fedvit.plan import Plan, client_round, overwrite
 from fedvit.roles import Roles, assign
 from fedvit.server import Server
 from fedvit.settings import Experiment, TrainSettings
-from fedvit.training import descend, holding
+from fedvit.training import descend, holding, load_
 from fedvit.tree import Tree
 from fedvit.tunes import Tune, make_tune, trainable_names
 
@@ -45,6 +46,23 @@ class Net:
     frozen: Tree
     live: Tree  # the module's own tensors
     classes: int
+    window: Window = FULL
+    narrower: dict[float, "Net"] = field(default_factory=dict)  # by rate, the newest window of each
+
+    def at(self, window: Window) -> "Net":
+        """The part of this net in a window: one module per rate, with the weights of the newest window asked for."""
+        if window.rate == 1:
+            return self
+        known = self.narrower.get(window.rate)
+        if known is None or known.window != window:
+            module = known.module if known else narrow(self.module, window.rate)
+            codes = axes(self.module)
+            initial, frozen = (cut(weights, codes, window) for weights in (self.initial, self.frozen))
+            live = state(module)
+            load_(live, {**initial, **frozen})
+            known = replace(self, module=module, initial=initial, frozen=frozen, live=live, window=window, narrower={})
+            self.narrower[window.rate] = known
+        return known
 
     @property
     def shared(self) -> Tree:
@@ -52,6 +70,7 @@ class Net:
 
     def server(self, clients: Sequence[str]) -> Server:
         """The server before round 1."""
+        self.plan.admit(clients)
         return Server(0, self.shared, self.plan.start(self.module, self.shared), tuple(clients))
 
     @property
@@ -73,7 +92,8 @@ class Net:
         settings = LocalSettings(lr=1.0)
         memory = memory or {}
         return Client(
-            "0", 1, self.roles, self.initial, self.frozen, data, memory, settings, self.module, self.inputs, self.live
+            "0", 1, self.roles, self.initial, self.frozen, data, memory, settings, self.module, self.inputs, self.live,
+            self.window.rate,
         )  # fmt: skip
 
     def params(self) -> dict[str, int]:
@@ -146,9 +166,9 @@ class Worker:
         self.images, self.labels = pipeline.tensors(dataset)
         self.classes = dataset.classes
 
-    def client(self, name: str, round_: int, memory: Memory) -> Client:
-        """This client in this round."""
-        net, train, run = self.net, self.experiment.train, self.experiment.run
+    def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
+        """This client in this round, with the part of the model in its window."""
+        net, train, run = self.net.at(window), self.experiment.train, self.experiment.run
         assert train.lr is not None
         assert train.optimizer is not None
         settings = LocalSettings(
@@ -165,7 +185,8 @@ class Worker:
         )
         data = pipeline.client_data(self.images, self.labels, self.classes, self.part(name))
         return Client(
-            name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live
+            name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live,
+            window.rate,
         )  # fmt: skip
 
     def part(self, name: str) -> ClientSplit:
@@ -177,7 +198,7 @@ class Worker:
 
     def train(self, name: str, down: Payload, memory: Memory) -> tuple[Payload, Memory]:
         """A client's part of a round: what it reports, and its memory afterwards."""
-        client = self.client(name, int(down.scalars["round"]), memory)
+        client = self.client(name, int(down.scalars["round"]), memory, window_of(down))
         up = client_round(self.net.plan, client, down)
         return up, client.memory
 
@@ -187,7 +208,7 @@ class Worker:
         A client that never trains has one more view, finetuned: after a round's local training of all that is
         trainable. `run.before_after` gives every client that view and the one before it.
         """
-        client = self.client(name, int(down.scalars["round"]), dict(memory))
+        client = self.client(name, int(down.scalars["round"]), dict(memory), window_of(down))
         scalars: dict[str, float] = {}
         views = dict(self.net.plan.views(client, down))
         if name in self.split.unseen:
@@ -209,6 +230,11 @@ class Worker:
         client = self.client(POOLED, round_, {})
         with holding(client, shared) as predict:
             return score(predict, client.data, client.data.test, self.net.inputs, self.device)
+
+
+def window_of(down: Payload) -> Window:
+    """The window that a message's weights lie in; the server says it beside them."""
+    return Window(down.scalars.get("rate", 1.0), int(down.scalars.get("shift", 0)))
 
 
 def rate_factor(train: TrainSettings, round_: int) -> float:

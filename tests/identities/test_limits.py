@@ -212,3 +212,12 @@ def test_testing_inside_the_round_uses_each_clients_own_weights(tmp_path: Path) 
         expected = bench.worker.evaluate(row["client"], down, {}).scalars["personal_loss"]
         assert row["personal_loss"] == expected
     assert after.clients != inside.clients
+
+
+@pytest.mark.parametrize("tune", ["full", "bias"])
+def test_heterofl_at_full_width_without_masking_is_fedavg_of_equal_clients(tune: str, tmp_path: Path) -> None:
+    a = finish(tiny(f"heterofl+{tune}", {"rates": 1, "masking": False}), tmp_path / "a")
+    b = finish(tiny(f"fedavg+{tune}", {"weighting": "equal"}), tmp_path / "b")
+    for name in ("clients.csv", "rounds.jsonl"):
+        assert (a / name).read_bytes() == (b / name).read_bytes()
+    assert same_trees(final_weights(a, "1"), final_weights(b, "1"))

@@ -23,6 +23,8 @@ from fedvit.methods import (
     fedperfix,
     fedprox,
     fedrep,
+    fedrolex,
+    heterofl,
     local,
     moon,
     partialfed,
@@ -66,6 +68,8 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "distrans": distrans.plan,
     "fed_lamb": fed_lamb.plan,
     "partialfed": partialfed.plan,
+    "heterofl": heterofl.plan,
+    "fedrolex": fedrolex.plan,
 }
 
 

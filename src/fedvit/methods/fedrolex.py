@@ -1,0 +1,16 @@
+"""FedRolex (Alam et al. 2022): HeteroFL whose window rolls on by one unit a round, so that every weight is trained.
+
+Options as in heterofl; `clip` bounds the norm of a client's gradient.
+Departs from the paper: where heterofl does. The window begins at 0 in the first round; in a ViT it rolls inside each
+head and, from the same start, along the residual stream and the hidden units of the MLPs.
+"""
+
+from fedvit.methods.heterofl import narrow_clients
+from fedvit.models.width import Windows
+from fedvit.plan import Plan
+from fedvit.settings import Numbers, Positive
+
+
+def plan(rates: Numbers = "1,0.5", masking: bool = True, scaler: bool = True, clip: Positive = 1.0) -> Plan:
+    windows = Windows.parse(rates, rolling=True)
+    return narrow_clients("fedrolex", windows, masking=masking, scaler=scaler, clip=clip)
