@@ -83,6 +83,7 @@ class Plan:
     # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
     # training passes that an image costs (FedAvg's being 1), and extra forward passes over the probe images a round.
     remembers: Callable[[Tree], Mapping[str, Tree]] = lambda trainable: {}
+    keeps: Callable[[nn.Module], Mapping[str, Tree]] = lambda module: {}  # as `remembers`, where the module decides
     passes: float = 1.0
     probe_passes: Callable[[nn.Module, Roles], int] = lambda module, roles: 0
 

@@ -57,8 +57,8 @@ class Net:
     @property
     def memory_nbytes(self) -> int:
         """What a client keeps between rounds."""
-        trees = [tree.pick(self.initial, self.roles.personal), *self.plan.remembers(self.initial).values()]
-        return sum(map(tree.nbytes, trees))
+        beside = [*self.plan.remembers(self.initial).values(), *self.plan.keeps(self.module).values()]
+        return sum(map(tree.nbytes, [tree.pick(self.initial, self.roles.personal), *beside]))
 
     @property
     def one_global_model(self) -> bool:

@@ -60,7 +60,7 @@ def test_a_plan_keeps_its_promises(label: str, tmp_path: Path) -> None:
         assert [p.nbytes for p in down] == [n for d in done for n in d.ledger.down]
         assert [p.nbytes for p in up] == [n for d in done for n in d.ledger.up]
         assert declared["nbytes"] == {"down": last.row["nbytes_down"], "up": last.row["nbytes_up"]}
-        assert last.row["nbytes_up"] == tree.nbytes(net.shared)
+        assert tree.nbytes(up[-1].trees["shared"]) == tree.nbytes(net.shared)
 
     everybody = dict.fromkeys(bench.split.clients, last.server)
     before = {name: bench.store.get(name) for name in sampled}

@@ -11,6 +11,7 @@ from fedvit.methods import (
     fedavg_ft,
     fedbabu,
     fedbn,
+    fedfa,
     fedper,
     fedperfix,
     fedrep,
@@ -38,6 +39,7 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "custom": custom.plan,
     "fedavg_ft": fedavg_ft.plan,
     "centralized": centralized.plan,
+    "fedfa": fedfa.plan,
 }
 
 
