@@ -2,14 +2,20 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from fedvit import tree
 from fedvit.cost import cost
+from fedvit.evaluation import score
 from fedvit.experiment import Run
+from fedvit.methods import cd2_pfed
 from fedvit.models.classifier import ModelSettings, build
 from fedvit.models.plugins import FeatureNoise, StatisticNoise
+from fedvit.plan import client_round
 from fedvit.rounds import federate
-from tests.conftest import Bench, Recorder, finish, tiny
+from fedvit.training import descend
+from tests.conftest import Bench, Recorder, finish, same_trees, tiny
 
 
 def test_fedfas_layer_is_its_formula() -> None:
@@ -81,3 +87,112 @@ def test_fedfa_has_four_stages_in_any_vit_and_in_a_resnet() -> None:
     resnet.train()(torch.randn(2, 3, 32, 32))
     assert [tuple(layer.seen.shape) for layer in resnet.feature_noise] == [(2, 64), (2, 128), (2, 256), (2, 512)]
     assert len(build(ModelSettings(), 10, (FeatureNoise(),), 0).feature_noise) == 4
+
+
+def test_cd2_shares_what_its_masks_say(tmp_path: Path) -> None:
+    bench = Bench(tiny("cd2_pfed"), tmp_path)
+    net = bench.net
+    place = cd2_pfed.places(net.module, net.initial)
+    shared = {name: (place[name] < 1 - 0.25).expand_as(tensor) for name, tensor in net.initial.items()}
+    qkv = shared["blocks.1.attn.qkv.weight"]  # 3 * 48 rows: 36 of each 48 are shared
+    assert [bool(row.all()) for row in qkv] == ([True] * 36 + [False] * 12) * 3
+    assert [bool(row.any()) for row in qkv] == ([True] * 36 + [False] * 12) * 3
+    assert shared["pos_embed"][0, :, :36].all()
+    assert not shared["pos_embed"][0, :, 36:].any()
+    assert shared["head.weight"][:, :36].all()
+    assert not shared["head.weight"][:, 36:].any()
+    assert shared["head.bias"].all()
+    cuts = cd2_pfed.cut(net.initial, place, 0.25)
+    for name, part in cuts.items():
+        assert torch.equal(part.flatten(), net.initial[name][shared[name]]), name
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in net.initial.items()}
+    masked = {name: tensor * shared[name] for name, tensor in net.initial.items()}
+    assert same_trees(cd2_pfed.paste(zeros, cuts, place, 0.25), masked)
+
+
+def test_cd2s_loss_is_the_formula_on_two_masked_networks(tmp_path: Path) -> None:
+    client = Bench(tiny("cd2_pfed"), tmp_path).worker.client("3", 1, {})
+    x, y = next(client.batches(1, "look"))
+    found = cd2_pfed.two_way_loss(client, 0.5, weight=0.3, temperature=2.0)(client.module, x, y)
+
+    place = cd2_pfed.places(client.module, client.initial)
+    halves = [
+        {name: torch.where(place[name] < 0.5, t, 0 * t) for name, t in client.initial.items()},
+        {name: torch.where(place[name] < 0.5, 0 * t, t) for name, t in client.initial.items()},
+    ]
+    s, p = (torch.softmax(client.net(half)(x) / 2.0, 1) for half in halves)
+    divergence = 0.5 * ((s * (s / p).log()).sum(1) + (p * (p / s).log()).sum(1))
+    entropy = -torch.log_softmax(client.net(client.initial)(x), 1)[torch.arange(len(y)), y]
+    assert torch.allclose(found, entropy.mean() + 0.3 * divergence.mean(), atol=1e-6)
+    assert divergence.mean() > 0
+
+
+def test_cd2s_private_channels_never_cross_and_the_payload_shrinks(tmp_path: Path) -> None:
+    bench = Bench(tiny("cd2_pfed", {"ramp": 1, "share": 0.5}, rounds=3, cohort=6), tmp_path)
+    net, recorder = bench.net, Recorder(bench.transport)
+    done = list(federate(net.plan, bench.server, recorder, bench.experiment, None, bench.test_samples))
+    for weight, axis in (("head.weight", 1), ("blocks.0.attn.qkv.weight", 0), ("pos_embed", 2)):
+        crossed = {row for _, _, p in recorder.crossed for g in p.trees.values() for row in rows(g[weight], axis)}
+        private = cd2_pfed.places(net.module, net.initial)[weight].flatten() >= 0.5
+        for name in bench.store.versions:
+            own = rows(bench.store.get(name)["own"][weight], axis)
+            assert not crossed & {row for row, mine in zip(own, private, strict=True) if mine}
+            assert {row for row, mine in zip(own, private, strict=True) if not mine} <= crossed
+    assert done[-1].row["nbytes_up"] == (tree.nbytes(net.shared) + 10 * 4) // 2  # only the head's 10 biases are whole
+
+    grows = Bench(tiny("cd2_pfed", {"ramp": 3}, rounds=4), tmp_path)
+    done = list(federate(grows.net.plan, grows.server, grows.transport, grows.experiment, None, grows.test_samples))
+    sizes = [d.row["nbytes_up"] for d in done]
+    assert sizes == [d.row["nbytes_down"] for d in done]
+    assert sizes[0] == tree.nbytes(net.shared) > sizes[1] > sizes[2] == sizes[3]
+
+
+def rows(tensor: torch.Tensor, axis: int) -> list[tuple[float, ...]]:
+    return [tuple(row.flatten().tolist()) for row in tensor.unbind(axis)]
+
+
+@pytest.mark.parametrize("sets", [{}, {"evaluate": "in_round"}, {"before_after": True}], ids=str)
+def test_cd2_without_private_channels_is_fedavg(sets: dict[str, object], tmp_path: Path) -> None:
+    a, b = (
+        finish(tiny("cd2_pfed", {**sets, "share": 0.0}), tmp_path / "a"),
+        finish(tiny("fedavg", sets), tmp_path / "b"),
+    )
+    assert (a / "clients.csv").read_bytes() == (b / "clients.csv").read_bytes()
+    for key in ("loss", "nbytes_down", "nbytes_up", "views"):
+        assert [row[key] for row in Run(a).rounds] == [row[key] for row in Run(b).rounds]
+
+
+def test_cd2_with_private_channels_only_is_local_but_for_the_shared_bias(tmp_path: Path) -> None:
+    a, b = Bench(tiny("cd2_pfed", {"share": 1.0, "ramp": 1}), tmp_path), Bench(tiny("local"), tmp_path)
+    down = a.net.plan.dispatch(a.server, "3")
+    assert down.nbytes == 10 * 4
+    mine, alone = a.worker.client("3", 1, {}), b.worker.client("3", 1, {})
+    client_round(a.net.plan, mine, down)
+    client_round(b.net.plan, alone, b.net.plan.dispatch(b.server, "3"))
+    assert same_trees(mine.memory["own"], alone.memory["personal"])
+    view = a.net.plan.views(mine, down)["personal"]
+    assert torch.equal(view.pop("head.bias"), a.server.shared["head.bias"])
+    assert same_trees(view, {name: t for name, t in alone.memory["personal"].items() if name != "head.bias"})
+
+
+def test_cd2s_weight_average_over_local_epochs(tmp_path: Path) -> None:
+    bench = Bench(tiny("cd2_pfed", {"beta": 0.25, "optimizer": "sgd"}, epochs=2), tmp_path)
+    client = bench.worker.client("3", 1, {})
+    end = bench.net.plan.local(client, bench.net.initial)
+    w = bench.net.initial
+    for epoch in range(2):
+        trained = descend(client, w, epochs=1, tag=f"train {epoch}")
+        w = {name: 0.25 * trained[name] + 0.75 * w[name] for name in w}
+    assert all(torch.allclose(end[name], w[name], atol=1e-6) for name in w)
+
+
+def test_cd2s_model_is_the_one_that_was_scored(tmp_path: Path) -> None:
+    run = Run(finish(tiny("cd2_pfed", {"ramp": 2}), tmp_path))
+    bench = Bench(run.experiment, tmp_path / "bench")
+    for row in run.clients[:3]:
+        client = bench.worker.client(row["client"], 2, {})
+        model = run.model(row["client"])
+        assert (
+            score(model, client.data, client.data.test, client.inputs, torch.device("cpu"))["loss"]
+            == row["personal_loss"]
+        )

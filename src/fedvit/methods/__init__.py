@@ -5,6 +5,7 @@ from typing import Any
 
 from fedvit.methods import (
     adapters,
+    cd2_pfed,
     centralized,
     custom,
     fedavg,
@@ -40,6 +41,7 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "fedavg_ft": fedavg_ft.plan,
     "centralized": centralized.plan,
     "fedfa": fedfa.plan,
+    "cd2_pfed": cd2_pfed.plan,
 }
 
 
