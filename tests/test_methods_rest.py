@@ -7,9 +7,10 @@ import torch
 
 from fedvit import tree
 from fedvit.cost import cost
+from fedvit.data.pipeline import prepare
 from fedvit.evaluation import score
 from fedvit.experiment import Run
-from fedvit.methods import cd2_pfed
+from fedvit.methods import cd2_pfed, fedfed
 from fedvit.models.classifier import ModelSettings, build
 from fedvit.models.plugins import FeatureNoise, StatisticNoise
 from fedvit.plan import client_round
@@ -196,3 +197,84 @@ def test_cd2s_model_is_the_one_that_was_scored(tmp_path: Path) -> None:
             score(model, client.data, client.data.test, client.inputs, torch.device("cpu"))["loss"]
             == row["personal_loss"]
         )
+
+
+def test_fedfeds_first_loss_is_its_formula(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedfed", rounds=30), tmp_path)
+    for round_, emphasis in ((1, 10), (11, 5), (21, 1)):  # one local epoch a round
+        client = bench.worker.client("3", round_, {})
+        x, y = next(client.batches(1, "look"))
+        module = client.module.train()
+        torch.manual_seed(5)
+        found = fedfed.splitting_loss(client, mild=0.2, strong=0.3)(module, x, y)
+
+        torch.manual_seed(5)
+        mean, log_variance = module.splitter.encode(x).chunk(2, 1)
+        robust = module.splitter.decode(mean + torch.randn(mean.shape) * torch.exp(log_variance / 2))
+        noisy = [x - robust + level * torch.randn(x.shape) for level in (0.2, 0.3)]
+        entropies = [-torch.log_softmax(module(z), 1)[torch.arange(len(y)), y].mean() for z in (*noisy, x)]
+        divergence = -0.5 * (1 + log_variance - mean**2 - torch.exp(log_variance)).sum() / (len(x) * 3 * 8 * 8)
+        expected = emphasis * 5 * ((x - robust) ** 2).mean() + 2 * (entropies[0] + entropies[1]) / 2
+        assert torch.allclose(found, expected + 0.4 * entropies[2] + 0.005 * divergence, rtol=1e-5)
+
+
+def test_fedfed_trains_the_splitter_first_and_the_classifier_only_then(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedfed", {"distill_rounds": 2}, rounds=3), tmp_path)
+    before = fedfed.parts(bench.net.shared)
+    steps = federate(bench.net.plan, bench.server, bench.transport, bench.experiment, None, bench.test_samples)
+    servers = [done.server for done in steps]
+    for server in servers[:2]:
+        splitter, classifier = fedfed.parts(server.shared)
+        assert same_trees(classifier, before[1])
+        assert not any(torch.equal(splitter[name], before[0][name]) for name in before[0])
+        assert not same_trees(server.memory["auxiliary"], classifier)
+    splitter, classifier = fedfed.parts(servers[2].shared)
+    assert same_trees(splitter, fedfed.parts(servers[1].shared)[0])
+    assert not same_trees(classifier, before[1])
+    assert set(bench.net.plan.dispatch(servers[2], "none").trees) == {"shared", "features"}
+
+
+def test_fedfed_sends_every_residual_up_once_and_down_once_a_client(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedfed", {"distill_rounds": 1}, rounds=6, cohort=3, clients=5), tmp_path)
+    recorder = Recorder(bench.transport)
+    done = list(federate(bench.net.plan, bench.server, recorder, bench.experiment, None, bench.test_samples))
+    trained = [(name, payload) for task, name, payload in recorder.crossed if task == "train"]
+    owners: dict[str, int] = {}
+    got: dict[str, list[str]] = {}
+    for (name, down), (_, up) in zip(trained[0::2], trained[1::2], strict=True):
+        got.setdefault(name, []).extend(down.trees.get("features", {}))
+        if "features" in up.trees:
+            owners[name] = owners.get(name, 0) + 1
+            count = len(bench.split.clients[name].train)
+            assert {k: tuple(t.shape) for k, t in up.trees["features"].items()} == {
+                "mild": (count, 3, 8, 8), "strong": (count, 3, 8, 8), "labels": (count,),
+            }  # fmt: skip
+            assert up.trees["features"]["mild"].dtype == torch.float16
+            assert tree.nbytes(up.trees["features"]) == count * (2 * 3 * 8 * 8 * 2 + 2)
+    sampled = {name for d in done[1:] for name in d.row["cohort"]}
+    assert owners == dict.fromkeys(sampled, 1)
+    last = set(done[-1].row["cohort"])
+    for name in sampled:
+        assert len(got[name]) == len(set(got[name]))
+        kept = bench.store.get(name)["features"]
+        assert set(kept) == set(got[name]) | {f"{name}:{kind}" for kind in ("mild", "strong", "labels")}
+    for name in last:  # whoever is up to date knows all that was there before the last round
+        assert {n.rpartition(":")[0] for n in got[name]} >= {n for d in done[1:-1] for n in d.row["cohort"]} - {name}
+
+
+def test_fedfeds_residual_is_the_image_less_its_robust_part(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedfed"), tmp_path)
+    client = bench.worker.client("3", 5, {})
+    sent = fedfed.residuals(client, fedfed.parts(bench.net.initial)[0], mild=0.0, strong=0.25)
+    images = prepare(client.data.images[client.data.train], client.inputs)
+    with torch.no_grad():
+        robust = client.module.splitter.decode(client.module.splitter.encode(images)[:, :8])
+    assert torch.allclose(sent["mild"].float(), images - robust, atol=2e-3)
+    assert abs((sent["strong"].float() - (images - robust)).std().item() - 0.25) < 0.01
+    assert torch.equal(sent["labels"].long(), client.data.labels[client.data.train])
+
+
+def test_fedfed_draws_every_class_as_often(tmp_path: Path) -> None:
+    labels = torch.tensor([0] * 90 + [2] * 9 + [5])
+    drawn = labels[fedfed.balanced(labels, 9000, torch.Generator().manual_seed(0))]
+    assert all(abs(int((drawn == label).sum()) - 3000) < 200 for label in (0, 2, 5))

@@ -13,6 +13,7 @@ from fedvit.methods import (
     fedbabu,
     fedbn,
     fedfa,
+    fedfed,
     fedper,
     fedperfix,
     fedrep,
@@ -42,6 +43,7 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "centralized": centralized.plan,
     "fedfa": fedfa.plan,
     "cd2_pfed": cd2_pfed.plan,
+    "fedfed": fedfed.plan,
 }
 
 

@@ -74,8 +74,17 @@ class FeatureNoise:
     momentum: float = 0.99
 
 
-Plugin = Prefix | Prompt | Adapter | Lora | FeatureNoise
-KINDS = (Prefix.kind, Prompt.kind, Adapter.kind, Lora.kind, FeatureNoise.kind)
+@dataclass(frozen=True)
+class Splitter:
+    """A small variational autoencoder beside the classifier, which does not use it (FedFed)."""
+
+    kind: ClassVar[str] = "splitter"
+    width: int = 32
+    latent: int = 8
+
+
+Plugin = Prefix | Prompt | Adapter | Lora | FeatureNoise | Splitter
+KINDS = (Prefix.kind, Prompt.kind, Adapter.kind, Lora.kind, FeatureNoise.kind, Splitter.kind)
 
 
 class Bottleneck(nn.Module):
@@ -171,6 +180,32 @@ def sharing_factor(spread: Tensor) -> Tensor:
     return len(spread) * weight / weight.sum()
 
 
+class ImageSplitter(nn.Module):
+    """Images to what a small latent code can say of them, and the code's mean and log-variance.
+
+    The code is a map of a quarter of the image's side; it is drawn in training and is its mean otherwise.
+    """
+
+    def __init__(self, width: int, latent: int):
+        super().__init__()
+        self.encode = nn.Sequential(
+            nn.Conv2d(3, width, 4, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 4, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(2 * width, 2 * latent, 1),
+        )  # fmt: skip
+        self.decode = nn.Sequential(
+            nn.Conv2d(latent, 2 * width, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, width, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2),
+            nn.Conv2d(width, 3, 3, padding=1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (batch, 3, size, size) -> same, code, code
+        mean, log_variance = self.encode(x).chunk(2, dim=1)
+        code = mean + torch.randn_like(mean) * (0.5 * log_variance).exp() if self.training else mean
+        out = self.decode(code)
+        return F.interpolate(out, x.shape[-2:]) if out.shape != x.shape else out, mean, log_variance
+
+
 def zero_(linear: nn.Linear) -> None:
     nn.init.zeros_(linear.weight)
     if linear.bias is not None:
@@ -181,6 +216,9 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True) -> No
     """Add the plugin's modules to the model, drawing their initial values from the global generator."""
     if isinstance(plugin, FeatureNoise):
         attach_feature_noise(model, plugin)
+        return
+    if isinstance(plugin, Splitter):
+        model.splitter = ImageSplitter(plugin.width, plugin.latent)
         return
     blocks = vit_blocks(model, plugin.kind)
     dim: int = model.embed_dim  # type: ignore[assignment]
