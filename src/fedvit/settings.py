@@ -20,6 +20,7 @@ Finite = Annotated[float, Number, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Number, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Number, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Number, Field(ge=0, le=1)]  # a Share that may be all
 Count = Annotated[int, Number, Field(ge=1)]
 Whole = Annotated[int, Number, Field(ge=0)]
 

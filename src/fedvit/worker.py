@@ -21,7 +21,7 @@ from fedvit.models.classifier import InputSettings, build, input_settings, state
 from fedvit.models.plugins import Plugin
 from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.payload import Payload
-from fedvit.plan import Plan, client_round, overwrite
+from fedvit.plan import Plan, client_round
 from fedvit.roles import Roles, assign
 from fedvit.server import Server
 from fedvit.settings import Experiment, TrainSettings
@@ -212,9 +212,9 @@ class Worker:
         scalars: dict[str, float] = {}
         views = dict(self.net.plan.views(client, down))
         if name in self.split.unseen:
-            views["finetuned"] = descend(client, overwrite(client, down), tag="finetune")
+            views["finetuned"] = descend(client, self.net.plan.merge(client, down), tag="finetune")
         elif self.experiment.run.before_after:
-            views["before"] = overwrite(client, down)
+            views["before"] = self.net.plan.merge(client, down)
             views["after"] = descend(client, views["before"], tag="finetune")
         data, inputs = client.data, self.net.inputs
         for view, weights in views.items():

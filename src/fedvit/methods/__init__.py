@@ -6,6 +6,7 @@ from typing import Any
 from fedvit.methods import (
     adapters,
     apfl,
+    cd2_pfed,
     centralized,
     custom,
     distrans,
@@ -19,6 +20,8 @@ from fedvit.methods import (
     fedavgm,
     fedbabu,
     fedbn,
+    fedfa,
+    fedfed,
     fedper,
     fedperfix,
     fedprox,
@@ -70,6 +73,9 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "partialfed": partialfed.plan,
     "heterofl": heterofl.plan,
     "fedrolex": fedrolex.plan,
+    "fedfa": fedfa.plan,
+    "cd2_pfed": cd2_pfed.plan,
+    "fedfed": fedfed.plan,
 }
 
 

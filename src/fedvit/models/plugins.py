@@ -1,4 +1,4 @@
-"""Small modules that sit on timm's attention and blocks: prefix, prompt, adapter, LoRA.
+"""Small modules that sit on timm's attention and blocks: prefix, prompt, adapter, LoRA, feature noise.
 
 A plugin is a frozen record; `attach` turns it into modules. They are hung on as forward hooks, so the names
 of the backbone's own weights do not change and timm's fused attention stays in use.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedvit.errors import UserError
 
+EPS = 1e-6
 Init = Literal["zero", "random", "auto"]  # auto: random from scratch, zero on pre-trained weights
 
 
@@ -97,8 +98,30 @@ class Offset:
     a: float = 0.2
 
 
-Plugin = Prefix | Prompt | Adapter | Lora | SecondHead | HeadMaker | Projection | Offset
-KINDS = tuple(plugin.kind for plugin in (Prefix, Prompt, Adapter, Lora, SecondHead, HeadMaker, Projection, Offset))
+@dataclass(frozen=True)
+class FeatureNoise:
+    """While training, channel statistics after each of four stages are redrawn around their values (FedFA)."""
+
+    kind: ClassVar[str] = "feature_noise"
+    prob: float = 0.5
+    momentum: float = 0.99
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """A small variational autoencoder beside the classifier, which does not use it (FedFed)."""
+
+    kind: ClassVar[str] = "splitter"
+    width: int = 32
+    latent: int = 8
+
+
+HeadPlugin = SecondHead | HeadMaker | Projection | Offset
+Plugin = Prefix | Prompt | Adapter | Lora | HeadPlugin | FeatureNoise | Splitter
+KINDS = tuple(
+    plugin.kind
+    for plugin in (Prefix, Prompt, Adapter, Lora, SecondHead, HeadMaker, Projection, Offset, FeatureNoise, Splitter)
+)
 
 
 class Bottleneck(nn.Module):
@@ -169,6 +192,69 @@ class OffsetImage(nn.Module):
         return torch.cat([(1 - self.a) * x + self.a * self.image, (1 + self.a) * x - self.a * self.image])
 
 
+class StatisticNoise(nn.Module):
+    """FedFA's layer after one stage. It has no weights, and passes features on unless `spread` is set.
+
+    `seen` (2, channels) is the moving average of channel means and deviations, `spread` its variance across clients.
+    """
+
+    def __init__(self, channels: int, over: tuple[int, ...], prob: float, momentum: float):
+        super().__init__()
+        self.channels, self.over, self.prob, self.momentum = channels, over, prob, momentum
+        self.seen: Tensor | None = None
+        self.spread: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, tokens, channels) or (batch, channels, height, width)
+        if self.spread is None or not self.training:
+            return x
+        values = x.float()
+        mean = values.mean(self.over, keepdim=True)
+        std = (values.var(self.over, correction=0, keepdim=True) + EPS).sqrt()
+        now = torch.stack([mean, std]).detach().flatten(2).mean(1)
+        self.seen = now if self.seen is None else self.momentum * self.seen + (1 - self.momentum) * now
+        if torch.rand(()) >= self.prob:
+            return x
+        shape = mean.shape[1:]
+        new = []
+        for statistic, spread in zip((mean, std), self.spread, strict=True):
+            variance = (1 + sharing_factor(spread).view(shape)) * statistic.var(0, correction=0)
+            noise = torch.randn(statistic.shape).to(x.device)
+            new.append(statistic + noise * (variance + EPS).sqrt())
+        return (new[1] * (values - mean) / std + new[0]).to(x.dtype)
+
+
+def sharing_factor(spread: Tensor) -> Tensor:
+    """FedFA's gamma: more noise in the channels whose statistics differ more between clients; its mean is 1."""
+    weight = 1 / (1 + 1 / (spread + EPS))
+    return len(spread) * weight / weight.sum()
+
+
+class ImageSplitter(nn.Module):
+    """Images to what a small latent code can say of them, and the code's mean and log-variance.
+
+    The code is a map of a quarter of the image's side; it is drawn in training and is its mean otherwise.
+    """
+
+    def __init__(self, width: int, latent: int):
+        super().__init__()
+        self.encode = nn.Sequential(
+            nn.Conv2d(3, width, 4, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 4, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(2 * width, 2 * latent, 1),
+        )  # fmt: skip
+        self.decode = nn.Sequential(
+            nn.Conv2d(latent, 2 * width, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2),
+            nn.Conv2d(2 * width, width, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2),
+            nn.Conv2d(width, 3, 3, padding=1),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (batch, 3, size, size) -> same, code, code
+        mean, log_variance = self.encode(x).chunk(2, dim=1)
+        code = mean + torch.randn_like(mean) * (0.5 * log_variance).exp() if self.training else mean
+        out = self.decode(code)
+        return F.interpolate(out, x.shape[-2:]) if out.shape != x.shape else out, mean, log_variance
+
+
 def zero_(linear: nn.Linear) -> None:
     nn.init.zeros_(linear.weight)
     if linear.bias is not None:
@@ -179,6 +265,12 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
     """Add the plugin's modules to the model, drawing their initial values from the global generator."""
     if isinstance(plugin, SecondHead | HeadMaker | Projection | Offset):
         attach_to_classifier(model, plugin, size)
+        return
+    if isinstance(plugin, FeatureNoise):
+        attach_feature_noise(model, plugin)
+        return
+    if isinstance(plugin, Splitter):
+        model.splitter = ImageSplitter(plugin.width, plugin.latent)
         return
     blocks = vit_blocks(model, plugin.kind)
     dim: int = model.embed_dim  # type: ignore[assignment]
@@ -201,7 +293,7 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
                 need_plain_attention(block, "the prompt plugin")
                 block.prompt = PromptTokens(plugin.tokens, dim, bound, plugin.dropout)
                 block.register_forward_pre_hook(partial(transform_input, block.prompt))
-                block.register_forward_hook(partial(cut_prompt, plugin.tokens))
+                block.register_forward_hook(partial(cut_prompt, plugin.tokens), prepend=True)
         case Adapter():
             width = plugin.width or max(1, dim // 8)
             act = nn.GELU() if plugin.activation == "gelu" else nn.Tanh()
@@ -300,6 +392,21 @@ def tapped(model: nn.Module) -> Iterator[Tap]:
             handle.remove()
 
 
+def attach_feature_noise(model: nn.Module, plugin: FeatureNoise) -> None:
+    """After layer1 to layer4 of a ResNet, or after each quarter of a ViT's blocks."""
+    stages: list[Any] = [getattr(model, f"layer{i}") for i in range(1, 5) if hasattr(model, f"layer{i}")]
+    over: tuple[int, ...] = (2, 3)
+    channels = [getattr(stage[-1], "conv3", stage[-1].conv2).out_channels for stage in stages]
+    if not stages:
+        blocks = vit_blocks(model, plugin.kind)
+        stages = [blocks[i] for i in sorted({len(blocks) * quarter // 4 - 1 for quarter in range(1, 5)} - {-1})]
+        over, channels = (1,), [model.embed_dim] * len(stages)
+    layers = [StatisticNoise(count, over, plugin.prob, plugin.momentum) for count in channels]
+    model.feature_noise = nn.ModuleList(layers)
+    for stage, layer in zip(stages, layers, strict=True):
+        stage.register_forward_hook(partial(replace_output, layer))
+
+
 def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
     """The model's transformer blocks, or an error that says what a plugin needs."""
     blocks: list[Any] = list(getattr(model, "blocks", []))
@@ -350,6 +457,10 @@ def add_to_output(plugin: nn.Module, _: nn.Module, inputs: tuple[Tensor], output
 
 def add_own_output(plugin: nn.Module, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
     return output + plugin(output)  # type: ignore[no-any-return]
+
+
+def replace_output(plugin: nn.Module, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
+    return plugin(output)  # type: ignore[no-any-return]
 
 
 def cut_prompt(tokens: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -1,0 +1,157 @@
+"""CD2-pFed (Shen et al. 2022): in every tensor a growing share of the channels is private, and both halves learn alike.
+
+In round 1 all is shared; by round `ramp` a `share` of each tensor's output channels is private (the last ones) and no
+longer crosses. Loss: cross-entropy of the whole, plus `weight` times the symmetric KL divergence between the outputs of
+the sub-network of shared channels and that of private ones, the other's weights being zero. The classifier is split by
+its inputs, so that no class is private, and its bias is shared. share=0 is FedAvg; share=1 with ramp=1 is Local but for
+the classifier's bias. What crosses falls with the rounds: `fedvit cost` shows the first, which is the dearest.
+
+Departs from the paper: we had only its abstract and a summary, so these are assumed: linear growth over `ramp` rounds
+(a client does not know the length of the run), share, weight and temperature, gradients through both sub-networks, and
+that the last channels go first. Queries, keys and values are split alike. `beta` of the weight average over local
+epochs (beta of the new, 1 - beta of the old) is constant, and 1, which is off; below 1 each epoch has a fresh
+optimiser. A client's private channels start from its own last weights, or the initial ones. The server's view has the
+channels that nobody shares any more as they last were.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedvit import tree
+from fedvit.client import Client, Predictor
+from fedvit.models.plugins import head_names
+from fedvit.payload import Payload
+from fedvit.plan import Plan, Report
+from fedvit.server import Server
+from fedvit.settings import Count, Fraction, NotNegative, Positive
+from fedvit.training import Loss, cross_entropy, descend
+from fedvit.tree import Tree
+
+Ramp = partial[float]  # round to the private share in it
+
+
+def private_share(round_: int, share: float, ramp: int) -> float:
+    return share * (1.0 if ramp == 1 else min(1.0, (round_ - 1) / (ramp - 1)))
+
+
+def places(module: nn.Module, weights: Mapping[str, Tensor]) -> Tree:
+    """Where in its layer's width each channel lies, from 0 to below 1, in a shape that multiplies the tensor.
+
+    What is always shared lies at -1. A tensor as wide as several of the model's widths (queries, keys, values) is
+    several layers side by side.
+    """
+    heads, found = head_names(module), {}
+    for name, tensor in weights.items():
+        owner = name.rpartition(".")[0]
+        first = isinstance(module.get_submodule(owner), nn.Linear | nn.modules.conv._ConvNd)
+        axis = 0 if first and owner not in heads else tensor.ndim - 1
+        shape = [size if i == axis else 1 for i, size in enumerate(tensor.shape)]
+        if tensor.ndim == 0 or (owner in heads and tensor.ndim == 1):
+            found[name] = torch.full(shape, -1.0)
+            continue
+        size = tensor.shape[axis]
+        model_width = int(getattr(module, "embed_dim", size))
+        width = model_width if size % model_width == 0 else size
+        found[name] = (torch.arange(size) % width / width).view(shape)
+    return found
+
+
+def channels(place: Tensor, private: float) -> tuple[int, Tensor]:
+    """The axis of a tensor's channels and the indices of the shared ones."""
+    axis = next((i for i, size in enumerate(place.shape) if size > 1), 0)
+    return axis, (place.flatten() < 1 - private).nonzero().flatten()
+
+
+def cut(weights: Tree, place: Tree, private: float) -> Tree:
+    """The shared channels alone."""
+    return {name: tensor.index_select(*channels(place[name], private)) for name, tensor in weights.items()}
+
+
+def paste(whole: Tree, cuts: Tree, place: Tree, private: float) -> Tree:
+    """`whole` with its shared channels replaced."""
+    return {**whole, **{n: whole[n].index_copy(*channels(place[n], private), part) for n, part in cuts.items()}}
+
+
+def send_channels(server: Server, client: str, ramp: Ramp) -> Payload:
+    private = ramp(server.round + 1)
+    return Payload({"channels": cut(server.shared, server.memory["places"], private)}, {"private": private})
+
+
+def own_channels_kept(client: Client, down: Payload) -> Tree:
+    place = places(client.module, client.initial)
+    return paste(client.recall("own"), down.trees["channels"], place, down.scalars["private"])
+
+
+def symmetric_kl(a: Tensor, b: Tensor, temperature: float) -> Tensor:
+    a, b = (F.log_softmax(logits.float() / temperature, dim=1) for logits in (a, b))
+    return 0.5 * ((a.exp() - b.exp()) * (a - b)).sum(1).mean()
+
+
+def two_way_loss(client: Client, private: float, weight: float, temperature: float) -> Loss:
+    """Cross-entropy, and while there are both kinds of channels their disagreement."""
+    place = {n: t.to(client.settings.device) for n, t in places(client.module, client.initial).items()}
+    learned = {name: p for name, p in client.module.named_parameters() if name in place}
+    both = private < 1 and any(bool((place[name] >= 1 - private).any()) for name in learned)
+
+    def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
+        value = cross_entropy(model, x, y)
+        if not both:
+            return value
+        outputs = []
+        for keep_shared in (True, False):
+            masked = {name: p * ((place[name] < 1 - private) == keep_shared) for name, p in learned.items()}
+            scratch = {name: buffer.clone() for name, buffer in client.module.named_buffers()}
+            outputs.append(functional_call(client.module, {**scratch, **masked}, (x,)))
+        return value + weight * symmetric_kl(outputs[0], outputs[1], temperature)
+
+    return loss
+
+
+def train_both(client: Client, start: Tree, ramp: Ramp, weight: float, temperature: float, beta: float) -> Tree:
+    loss = two_way_loss(client, ramp(client.round), weight, temperature)
+    if beta == 1:
+        end = descend(client, start, loss=loss)
+    else:
+        end = start
+        for epoch in range(client.settings.epochs):
+            trained = descend(client, end, epochs=1, tag=f"train {epoch}", loss=loss)
+            end = {name: torch.lerp(end[name], tensor, beta) for name, tensor in trained.items()}
+    client.memory["own"] = end
+    return end
+
+
+def report_channels(client: Client, start: Tree, end: Tree, ramp: Ramp) -> Payload:
+    return Payload({"channels": cut(end, places(client.module, end), ramp(client.round))})
+
+
+def average_channels(server: Server, reports: Iterable[Report], ramp: Ramp) -> Server:
+    mean = tree.mean((r.weight, r.payload.trees["channels"]) for r in reports)
+    return replace(server, shared=paste(server.shared, mean, server.memory["places"], ramp(server.round + 1)))
+
+
+def plan(
+    share: Fraction = 0.5,
+    ramp: Count = 10,
+    weight: NotNegative = 1.0,
+    temperature: Positive = 1.0,
+    beta: Fraction = 1.0,
+) -> Plan:
+    grows = partial(private_share, share=share, ramp=ramp)
+    return Plan(
+        name="cd2_pfed",
+        start=lambda module, shared: {"places": places(module, shared)},
+        dispatch=partial(send_channels, ramp=grows),
+        merge=own_channels_kept,
+        local=partial(train_both, ramp=grows, weight=weight, temperature=temperature, beta=beta),
+        report=partial(report_channels, ramp=grows),
+        aggregate=partial(average_channels, ramp=grows),
+        views=lambda client, down: {"personal": own_channels_kept(client, down)},
+        remembers=lambda module, trainable: {"own": trainable},
+        passes=1.0 if share == 0 or (share == 1 and ramp == 1) else 3.0,
+    )

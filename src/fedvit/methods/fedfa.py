@@ -1,0 +1,93 @@
+"""FedFA (Zhou and Konukoglu 2023): FedAvg on features whose channel statistics are redrawn, most where clients differ.
+
+In training, after each stage and with probability `prob`, an image's channel means and deviations are drawn anew around
+their own values with variance (1 + gamma) times that over the batch. gamma is large in the channels whose moving
+averages vary between clients: clients report these averages, the server returns their variance, per channel.
+
+Departs from the paper: on a ViT the stages are quarters of the blocks and statistics run over tokens. The authors' code
+takes one variance over clients and channels; here it is per channel, as the method is described, over the clients that
+reported in the last round. Averages begin at the client's first batch. Training before a test (clients that never took
+part) is plain.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fedvit.client import Client
+from fedvit.models.plugins import FeatureNoise, StatisticNoise
+from fedvit.payload import Payload
+from fedvit.plan import Plan, Report, average, overwrite, report_shared
+from fedvit.server import Server
+from fedvit.settings import Fraction, Share
+from fedvit.training import descend
+from fedvit.tree import Tree
+
+
+def layers(module: nn.Module) -> dict[str, StatisticNoise]:
+    return {name: part for name, part in module.named_modules() if isinstance(part, StatisticNoise)}
+
+
+def nothing_seen(module: nn.Module) -> Tree:
+    return {name: torch.zeros(2, layer.channels) for name, layer in layers(module).items()}
+
+
+def send_spread(server: Server, client: str) -> Payload:
+    return Payload({"shared": server.shared, "spread": server.memory["spread"]})
+
+
+def hand_spread_over(client: Client, down: Payload) -> Tree:
+    client.scratch["spread"] = down.trees["spread"]
+    return overwrite(client, down)
+
+
+def train_augmented(client: Client, start: Tree) -> Tree:
+    parts, device = layers(client.module), client.settings.device
+    spread, seen = client.scratch["spread"], client.memory.get("statistics", {})
+    assert isinstance(seen, dict)
+    for name, layer in parts.items():
+        layer.spread = spread[name].to(device)
+        layer.seen = seen[name].to(device) if name in seen else None
+    try:
+        end = descend(client, start)
+        client.memory["statistics"] = {name: x.seen.cpu() for name, x in parts.items() if x.seen is not None}
+    finally:
+        for layer in parts.values():
+            layer.spread = layer.seen = None
+    return end
+
+
+def report_statistics(client: Client, start: Tree, end: Tree) -> Payload:
+    own = client.memory.get("statistics") or nothing_seen(client.module)
+    assert isinstance(own, dict)
+    return Payload({**report_shared(client, start, end).trees, "statistics": own})
+
+
+def average_and_compare(server: Server, reports: Iterable[Report]) -> Server:
+    """FedAvg's mean, and the variance of the statistics over this round's clients; a lone client's is 0."""
+    statistics: list[Tree] = []
+
+    def noted() -> Iterator[Report]:
+        for report in reports:
+            statistics.append(report.payload.trees["statistics"])
+            yield report
+
+    server = average(server, noted())
+    spread = {name: torch.stack([s[name] for s in statistics]).var(0, correction=0) for name in statistics[0]}
+    return replace(server, memory={**server.memory, "spread": spread})
+
+
+def plan(prob: Fraction = 0.5, momentum: Share = 0.99) -> Plan:
+    return Plan(
+        name="fedfa",
+        build=(FeatureNoise(prob, momentum),),
+        start=lambda module, shared: {"spread": nothing_seen(module)},
+        dispatch=send_spread,
+        merge=hand_spread_over,
+        local=train_augmented,
+        report=report_statistics,
+        aggregate=average_and_compare,
+        remembers=lambda module, trainable: {"statistics": nothing_seen(module)},
+    )

@@ -1,0 +1,191 @@
+"""FedFed (Yang et al. 2023): clients exchange the noisy part of their images that decides the class, then run FedAvg.
+
+Stage 1, `distill_rounds` rounds: the cohort federates a small autoencoder, the splitter, with an auxiliary copy of the
+classifier. Its output is the robust part of an image; the rest, the residual, is pressed to suffice for the label.
+Stage 2: every client, when first sampled, uploads its residuals once, at two levels of Gaussian noise and with labels;
+the server sends each client those it lacks, and the client keeps them. It then trains as in FedAvg, each batch with as
+many residuals of others beside it, drawn evenly over the classes, at both levels.
+
+Privacy: residuals of single training images, and their labels, leave the client by design, and every client gets them.
+The noise is fixed, no bound on what they tell is computed, and a residual may show its image. Do not use this method
+where images or labels must not leave their owner. Images cross twice at the model's input size in float16; every
+client stores everybody's, and messages for evaluation carry them too. `fedvit cost` shows a round of stage 1, and no
+memory, because it is not told how many images there are.
+
+Departs from the paper: stage 1 takes 4 rounds, not 15, to suit short runs, and its weight on reconstruction falls with
+the epochs so far at the start of a round; the divergence of the code is per pixel and colour; a splitter of two
+convolutions; residuals are of normalised images, without augmentation, from the mean code. The classifier of stage 2
+starts from the initial weights, as all do; until then the views show it untrained, so a run must be longer than
+stage 1.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call
+from torch.optim import AdamW
+
+from fedvit import tree
+from fedvit.client import Client, Predictor
+from fedvit.data import pipeline
+from fedvit.models.plugins import ImageSplitter, Splitter
+from fedvit.payload import Payload
+from fedvit.plan import Plan, Report
+from fedvit.server import Server
+from fedvit.settings import Count, NotNegative
+from fedvit.training import Loss, cross_entropy, descend
+from fedvit.tree import Tree
+
+LEVELS = ("mild", "strong")
+
+
+def parts(weights: Tree) -> tuple[Tree, Tree]:
+    """The splitter's weights and the classifier's."""
+    splitter = {name: tensor for name, tensor in weights.items() if name.split(".")[0] == Splitter.kind}
+    return splitter, {name: tensor for name, tensor in weights.items() if name not in splitter}
+
+
+def splitter_of(client: Client) -> ImageSplitter:
+    return client.module.splitter  # type: ignore[return-value]
+
+
+def send(server: Server, client: str, distill_rounds: int) -> Payload:
+    """Stage 1: splitter and auxiliary classifier. Stage 2: the classifier, and what the client lacks."""
+    splitter, classifier = parts(server.shared)
+    if server.round < distill_rounds:
+        return Payload({"shared": splitter, "auxiliary": server.memory["auxiliary"]})
+    added = server.memory.get("added", {})
+    since = server.memory.get("received", {}).get(client, torch.tensor(0))
+    new = {owner for owner, round_ in added.items() if owner != client and round_ > since}
+    features = {n: t for n, t in server.memory.get("features", {}).items() if n.rpartition(":")[0] in new}
+    return Payload({"shared": classifier if client in added else server.shared, "features": features})
+
+
+def receive(client: Client, down: Payload) -> Tree:
+    if "auxiliary" in down.trees:
+        return tree.overlay(down.trees["shared"], down.trees["auxiliary"])
+    client.memory["features"] = tree.overlay(known(client), down.trees.get("features", {}))
+    return down.trees["shared"]
+
+
+def known(client: Client) -> Tree:
+    kept = client.memory.get("features", {})
+    assert isinstance(kept, dict)
+    return kept
+
+
+def splitting_loss(client: Client, mild: float, strong: float) -> Loss:
+    """Reconstruct, let the noisy residual alone suffice for the label, and keep the code small."""
+    epochs = (client.round - 1) * client.settings.epochs
+    emphasis = 10.0 if epochs < 10 else 5.0 if epochs < 20 else 1.0
+
+    def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
+        robust, mean, log_variance = splitter_of(client)(x)
+        noisy = [x - robust + level * torch.randn_like(x) for level in (mild, strong)]
+        divergence = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum() / x.numel()
+        guess = cross_entropy(model, torch.cat(noisy), torch.cat([y, y]))
+        whole = cross_entropy(model, x, y)
+        value: Tensor = emphasis * 5.0 * F.mse_loss(robust, x) + 2.0 * guess + 0.4 * whole + 0.005 * divergence
+        return value
+
+    return loss
+
+
+@torch.no_grad()
+def residuals(client: Client, weights: Tree, mild: float, strong: float) -> Tree:
+    """What this client uploads: its training images less their robust part, with noise, and the labels."""
+    data, device = client.data, client.settings.device
+    splitter = splitter_of(client).eval()
+    placed = {name.partition(".")[2]: tensor.to(device) for name, tensor in weights.items()}
+    rest = [
+        (x - functional_call(splitter, placed, (x,))[0]).cpu()
+        for x, _ in pipeline.batches(data, data.train, client.settings.batch, client.inputs, device)
+    ]
+    whole, generator = torch.cat(rest), client.rng("features")
+    noise = [level * torch.randn(whole.shape, generator=generator) for level in (mild, strong)]
+    labels = data.labels[data.train].to(torch.int16)
+    return {**{name: (whole + n).half() for name, n in zip(LEVELS, noise, strict=True)}, "labels": labels}
+
+
+def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Indices drawn so that every class that there is comes up as often."""
+    weights = 1 / torch.bincount(labels)[labels]
+    return torch.multinomial(weights, count, replacement=True, generator=generator)
+
+
+def with_features(client: Client) -> Loss:
+    """Cross-entropy of a batch and as many residuals, at both levels."""
+    features = known(client)
+    owners = sorted({name.rpartition(":")[0] for name in features})  # arrival order would not survive a resume
+    joined = {kind: torch.cat([features[f"{owner}:{kind}"] for owner in owners]) for kind in (*LEVELS, "labels")}
+    labels, generator = joined["labels"].long(), client.rng("balanced")
+
+    def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
+        chosen = balanced(labels, len(y), generator)
+        more = [joined[level][chosen].to(x) for level in LEVELS]
+        classes = labels[chosen].to(y)
+        return cross_entropy(model, torch.cat([x, *more]), torch.cat([y, classes, classes]))
+
+    return loss
+
+
+def train(client: Client, start: Tree, distill_rounds: int, mild: float, strong: float) -> Tree:
+    if client.round <= distill_rounds:
+        optimizer = lambda named: AdamW(list(named.values()), lr=1e-3)  # noqa: E731
+        return descend(client, start, loss=splitting_loss(client, mild, strong), optimizer=optimizer)
+    splitter, classifier = parts(start)
+    if splitter:  # sent to those that have not uploaded yet
+        own = {f"{client.id}:{kind}": t for kind, t in residuals(client, splitter, mild, strong).items()}
+        client.memory["features"] = tree.overlay(known(client), own)
+    return descend(client, classifier, loss=with_features(client), only=classifier)
+
+
+def report(client: Client, start: Tree, end: Tree, distill_rounds: int) -> Payload:
+    splitter, classifier = parts(end)
+    if client.round <= distill_rounds:
+        return Payload({"shared": splitter, "auxiliary": classifier})
+    if not parts(start)[0]:
+        return Payload({"shared": classifier})
+    own = {kind: known(client)[f"{client.id}:{kind}"] for kind in (*LEVELS, "labels")}
+    return Payload({"shared": classifier, "features": own})
+
+
+def aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) -> Server:
+    """FedAvg's mean of whatever learns in this stage, and note who has sent and received which residuals."""
+    memory = {kind: dict(server.memory.get(kind, {})) for kind in ("features", "added", "received")}
+
+    def noted() -> Iterator[tuple[float, Tree]]:
+        for client, weight, payload in reports:
+            trees = payload.trees
+            for kind, tensor in trees.get("features", {}).items():
+                memory["features"][f"{client}:{kind}"] = tensor
+                memory["added"][client] = torch.tensor(server.round + 1)
+            memory["received"][client] = torch.tensor(server.round)
+            yield weight, tree.overlay(trees["shared"], trees.get("auxiliary", {}))
+
+    mean = tree.mean(noted())
+    if server.round >= distill_rounds:
+        return replace(server, shared=tree.overlay(server.shared, mean), memory=memory)
+    splitter, auxiliary = parts(mean)
+    return replace(server, shared=tree.overlay(server.shared, splitter), memory={"auxiliary": auxiliary})
+
+
+def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegative = 0.25) -> Plan:
+    return Plan(
+        name="fedfed",
+        build=(Splitter(),),
+        start=lambda module, shared: {"auxiliary": parts(shared)[1]},
+        dispatch=partial(send, distill_rounds=distill_rounds),
+        merge=receive,
+        local=partial(train, distill_rounds=distill_rounds, mild=mild, strong=strong),
+        report=partial(report, distill_rounds=distill_rounds),
+        aggregate=partial(aggregate, distill_rounds=distill_rounds),
+        views=lambda client, down: {
+            "personal": tree.overlay(client.initial, {} if "auxiliary" in down.trees else down.trees["shared"])
+        },
+        passes=3.0,
+    )
