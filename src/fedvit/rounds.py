@@ -55,8 +55,7 @@ def federate(
             with ledger.phase("evaluate"):
                 inside = run.evaluate == "in_round" and not plan.pooled
                 tested = dict.fromkeys(clients, before if inside else server)
-                kept = {name: answer.trees.get("shared", {}) for name, answer in answers.items()} if inside else {}
-                scores = evaluate(plan, tested, transport, number, ledger, kept)
+                scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {})
                 views = summarize(scores, test_samples)
                 if evaluate_server is not None:
                     views["server"] = server_view(evaluate_server(server.shared, number))
@@ -150,12 +149,13 @@ def evaluate(
     transport: Transport,
     number: int,
     ledger: Ledger,
-    kept: Mapping[str, Tree] = {},
+    answers: Mapping[str, Payload] = {},
 ) -> dict[str, dict[str, float]]:
-    """Every client's views, sampled or not; a client in `kept` gets these shared weights instead of the server's."""
+    """Every client's views, sampled or not; a client in `answers` gets back what it reported instead of the server's."""
     messages = {name: addressed(plan.dispatch(server, name), number) for name, server in servers.items()}
-    for name, shared in kept.items():
-        messages[name] = replace(messages[name], trees={**messages[name].trees, "shared": shared})
+    for name, answer in answers.items():
+        groups = {key: answer.trees.get(key, group) for key, group in messages[name].trees.items()}
+        messages[name] = replace(messages[name], trees=groups)
     task: Task = "evaluate"
     scores = {}
     for name, answer in transport.exchange(task, messages):
