@@ -112,7 +112,7 @@ def of_clients(clients: int, cohort: int) -> Column:
 
 
 def of_size(size: str) -> Column:
-    return Column(size, f"ViT-{size.title()}, CIFAR-100", {"model": {"name": f"vit_{size}_patch16_224"}})
+    return Column(f"vit_{size}", f"ViT-{size.title()}, CIFAR-100", {"model": {"name": f"vit_{size}_patch16_224"}})
 
 
 ORGANS = Column("organamnist", "OrganAMNIST", {"data": {"name": "organamnist"}, "partition": {"alpha": 0.5}})
@@ -313,21 +313,21 @@ TABLES = [*FEDPERFIX_TABLES, *PFEDEDIT_TABLES, *FEDV_TABLES]
 NAMES = {"fedperfix": FEDPERFIX_NAMES, "pfededit": PFEDEDIT_NAMES, "fedv": FEDV_NAMES}
 OPEN = {  # what holds for every file of a paper; docs/experiments.md says more
     "fedperfix": "",
-    "pfededit": "The paper counts its best round, over all images: summary.json's best_round and micro.",
+    "pfededit": "The paper's figure is its best round over all images: the largest micro in rounds.jsonl.",
     "fedv": "Share of clients a round (0.1) and image size are not given; the mean is over three seeds, not named.",
 }
 
 
-# The twins. Rates and momentum on pre-trained weights are those of experiments/small, chosen there on val.
+# The twins. On pre-trained weights the momentum is that of experiments/small and the rates lie within those tried there
+# (results/small/rates.json); experiments/choose_rates.py can choose them anew.
 
 SMALL: Tables = {
     "data": {"name": "cifar100_small"},
     "model": {
         "name": "vit_tiny_patch16_224", "image_size": 64, "weights": "vit_tiny_patch16_224.fp16.safetensors",
     },
-    "train": {"batch": 32, "lr": 0.005, "optimizer": "sgd", "momentum": 0.9},
+    "train": {"batch": 32, "lr": 0.002, "optimizer": "sgd", "momentum": 0.9},
     "tune": {"name": "full"},
-    "run": {"threads": 2},
 }  # fmt: skip
 ALONE = {"local": method("local", lr=0.001)}
 FORK = {"apfl": FEDPERFIX_OWN["apfl"][0]}
@@ -340,26 +340,26 @@ def small_fedperfix(samples: int, clients: int, rounds: int, size: int) -> Table
         "partition": {"name": "dirichlet", "clients": clients, "alpha": 0.1},
         "model": {"image_size": size},
         "train": {"cohort": 2, "rounds": rounds, "epochs": 2},
-        "run": {"eval_every": 10},
+        "run": {"eval_every": 8},
     }
     return stacked(SMALL, here)
 
 
-SMALL_TABLE2 = small_fedperfix(samples=4000, clients=16, rounds=40, size=64)
+SMALL_TABLE2 = small_fedperfix(samples=4000, clients=16, rounds=32, size=64)
 SMALL_TABLE3: Tables = {
     "data": {"name": "digits"},
     "partition": {"name": "dirichlet", "clients": 16, "alpha": 0.1},
     "model": {"name": "resnet18", "image_size": 32},
     "train": {"cohort": 2, "rounds": 40, "epochs": 2, "batch": 32, "optimizer": "adamw", "lr": 0.002},
     "tune": {"name": "full"},
-    "run": {"threads": 2, "eval_every": 10},
+    "run": {"eval_every": 10},
 }
 SMALL_PFEDEDIT = stacked(
     SMALL,
     {
         "data": {"samples": 2000},
         "partition": {"name": "dh", "clients": 10, "level": 80.0},
-        "train": {"cohort": 10, "rounds": 12, "epochs": 1, "weighting": "equal"},
+        "train": {"cohort": 10, "rounds": 8, "epochs": 1, "weighting": "equal"},
         "run": {"eval_every": 4},
     },
 )
@@ -379,7 +379,7 @@ TWINS = [
         "instead of ViT-Small from scratch.",
         SMALL_TABLE2,
         ("local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu", "fedper", "vanilla_attention", "fedperfix"),
-        {**ALONE, **FORK, "per_fedavg": method("per_fedavg", lr=0.0005)},
+        {**ALONE, **FORK, "per_fedavg": method("per_fedavg", lr=0.0002)},
     ),
     Twin(
         "fedperfix/table3",
@@ -393,14 +393,14 @@ TWINS = [
     Twin(
         "fedperfix/table4",
         "The column of 6.25 % a round, with 32 clients of 6,000 CIFAR-100 images; Table 2's twin has 12.5 %.",
-        small_fedperfix(samples=6000, clients=32, rounds=60, size=64),
+        small_fedperfix(samples=6000, clients=32, rounds=64, size=64),
         ("local", "fedavg", "apfl", "fedper", "fedperfix"),
         {**ALONE, **FORK},
     ),
     Twin(
         "fedperfix/table5",
         "The column of ViT-Tiny, pre-trained; other sizes with --model and --weights, given their weights and time.",
-        small_fedperfix(samples=4000, clients=16, rounds=30, size=96),
+        small_fedperfix(samples=4000, clients=16, rounds=24, size=96),
         ("local", "fedavg", "apfl", "fedper", "fedperfix"),
         {**ALONE, **FORK},
     ),
@@ -442,9 +442,12 @@ TWINS = [
 
 def files() -> dict[Path, str]:
     """Every file by its path below experiments/."""
-    return dict(
-        [*(file for table in TABLES for file in table_files(table)), *(f for t in TWINS for f in twin_files(t))]
-    )
+    written = [
+        *(file for table in TABLES for file in table_files(table)),
+        *(f for twin in TWINS for f in twin_files(twin)),
+    ]
+    assert len(dict(written)) == len(written), "two files of the same path"
+    return dict(written)
 
 
 def table_files(table: Table) -> Iterator[tuple[Path, str]]:
@@ -466,7 +469,7 @@ def twin_files(twin: Twin) -> Iterator[tuple[Path, str]]:
     plain = [row for row in twin.rows if row not in twin.own]
     command = f"fedvit compare --from {folder}/small.toml {' '.join(plain)} {folder}/small/*.toml --seeds 0"
     commands = [command, *([f"{command} {twin.also}"] if twin.also else [])]
-    title = f"{twin.folder} in small, by estimate under an hour on two cores; started again, it continues."
+    title = f"{twin.folder} in small, by estimate under an hour; started again, it continues. Rates not chosen on val."
     comment = [title, twin.words, *(f"  {text}" for text in commands)]
     yield Path(twin.folder, "small.toml"), document(comment, twin.settings)
     for row, tables in twin.own.items():
