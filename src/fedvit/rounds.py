@@ -151,10 +151,10 @@ def evaluate(
     ledger: Ledger,
     answers: Mapping[str, Payload] = {},
 ) -> dict[str, dict[str, float]]:
-    """Every client's views, sampled or not; a client in `answers` gets back what it reported instead of the server's."""
+    """Every client's views, sampled or not; one in `answers` gets back what it reported instead of the server's."""
     messages = {name: addressed(plan.dispatch(server, name), number) for name, server in servers.items()}
-    for name, answer in answers.items():
-        groups = {key: answer.trees.get(key, group) for key, group in messages[name].trees.items()}
+    for name, reported in answers.items():
+        groups = {key: reported.trees.get(key, group) for key, group in messages[name].trees.items()}
         messages[name] = replace(messages[name], trees=groups)
     task: Task = "evaluate"
     scores = {}
