@@ -245,6 +245,9 @@ def test_compare_takes_settings_of_some_rows_and_names_rows_by_their_tune(tmp_pa
     saved = json.loads((tmp_path / "t.json").read_text())
     assert [(row["label"], row["lr"]) for row in saved["rows"]] == [("local", 0.002), ("mine", 0.004)]
     assert saved["settings"]["train"]["rounds"] == 1
+    assert saved["rows"][1]["settings"]["method.name"] == "fedper"
+    assert saved["rows"][1]["settings"]["train.lr"] == 0.004
+    assert "train.rounds" not in saved["rows"][1]["settings"]
     status, _, message = call("compare", "fedper", "--set", "method.mu=1", *flags, tmp_path / "e")
     assert (status, "no row has this key" in message) == (2, True)
 

@@ -206,7 +206,7 @@ def compare(
         entries = json.loads((folder / "compare.json").read_text())
         if save is not None:
             comparing.save(save, table, entries)
-        first = table[0].first
+        first = comparing.local_row(table).first
         title = (
             f"{first.data.name}, {first.partition.clients} clients ({first.partition.name}), "
             f"{first.model.name}, {first.train.rounds} rounds, seeds {', '.join(map(str, numbers))}"

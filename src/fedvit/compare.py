@@ -113,7 +113,7 @@ def compare(
     rows: Sequence[Row], folder: Path, on_start: Callable[[Row, int, int], None] = lambda *_: None
 ) -> Iterator[Round]:
     """Run what is not finished, seed by seed, and write compare.json at the end."""
-    alone = next(row for row in rows if row.first.method["name"] == LOCAL)
+    alone = local_row(rows)
     for seed in alone.experiments:
         for row in sorted(rows, key=lambda row: row is not alone):
             run = run_of(folder, row, seed)
@@ -122,6 +122,11 @@ def compare(
             on_start(row, seed, len(run.rounds))
             yield from steps
     results.write_json(folder / "compare.json", [entry(row, folder) for row in rows])
+
+
+def local_row(rows: Sequence[Row]) -> Row:
+    """The row that gains are measured against."""
+    return next(row for row in rows if row.first.method["name"] == LOCAL)
 
 
 def run_of(folder: Path, row: Row, seed: int) -> Run:
@@ -155,14 +160,20 @@ def entry(row: Row, folder: Path) -> dict[str, Any]:
 
 def save(path: Path, rows: Sequence[Row], entries: Sequence[Mapping[str, Any]]) -> None:
     """The table with all that is needed to repeat it: one JSON file for results/."""
-    tables = config.to_tables(rows[0].first)
-    for table in ("method", "tune"):
-        del tables[table]
+    tables = config.to_tables(local_row(rows).first)
+    common = {table: dict(tables[table]) for table in tables if table not in ("method", "tune")}
+    own = []
+    for row in rows:
+        differs = config.to_tables(row.first)
+        mine = {f"{table}.{key}": value for table in ("method", "tune") for key, value in differs[table].items()}
+        for table, keys in common.items():
+            mine |= {f"{table}.{key}": value for key, value in differs[table].items() if keys.get(key) != value}
+        own.append({key: value for key, value in mine.items() if key != "run.seed"})
     content = {
         "command": shlex.join(["fedvit", *sys.argv[1:]]),
-        "settings": tables,
+        "settings": common,  # Local's; a row lists where it differs
         "versions": config.versions(),
-        "rows": entries,
+        "rows": [{**entry, "settings": settings} for entry, settings in zip(entries, own, strict=True)],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     results.write_json(path, content)

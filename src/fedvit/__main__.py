@@ -1,0 +1,5 @@
+"""`python -m fedvit` is the command line."""
+
+from fedvit.cli import app
+
+app()

@@ -1,0 +1,71 @@
+"""PFedEdit's quick way through all layers against the slow obvious one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvit import tree
+from fedvit.editing import Replay, edited_logits, layers_of, probe_batches
+from fedvit.training import holding
+from tests.conftest import Bench, tiny
+
+MODELS = {
+    "ViT": ({}, {}),
+    "ViT, prefix": ({"tune": "prefix"}, {}),
+    "ViT, concatenated prefix": ({"tune": "prefix"}, {"tune.combine": "concat"}),
+    "ViT, prompt": ({"tune": "prompt"}, {}),
+    "ViT, one adapter for all blocks": ({"tune": "adapter"}, {}),
+    "ViT, bias": ({"tune": "bias"}, {}),
+    "ViT, lora": ({"tune": "lora"}, {}),
+    "distilled DeiT": ({"model": "deit_tiny_distilled_patch16_224", "image_size": 32, "patch_size": 16}, {}),
+    "ResNet": ({"model": "resnet18", "image_size": 32, "patch_size": None}, {}),
+    "ResNet, 54 layers": ({"model": "resnet18", "image_size": 32, "patch_size": None}, {"method.layers": "resnet54"}),
+    "no blocks we know": ({"model": "shufflenet_v2_x0_5", "image_size": 32, "patch_size": None}, {}),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_sharing_activations_changes_no_bit(case: str, tmp_path: Path) -> None:
+    flags, sets = MODELS[case]
+    label = f"pfededit+{flags.get('tune', 'full')}"
+    bench = Bench(tiny(label, {"probe": 0.3, **sets}, **{k: v for k, v in flags.items() if k != "tune"}), tmp_path)
+    net, client = bench.net, bench.worker.client("0", 1, {})
+    generator = torch.Generator().manual_seed(0)
+    base, other = (
+        {name: t + 0.05 * torch.randn(t.shape, generator=generator).abs() for name, t in net.initial.items()}
+        for _ in range(2)
+    )  # plugins start at zero, where half of their weights have no effect
+    layers = layers_of(net.module, net.roles.trainable, bench.experiment.method["layers"])
+    quick = edited_logits(client, base, other, layers)
+    for number, layer in enumerate(layers):
+        weights = tree.overlay(base, tree.pick(other, layer.tensors))
+        with holding(client, weights) as predict, torch.no_grad():
+            slow = torch.cat([predict(x) for x, _ in probe_batches(client)])
+        assert torch.equal(quick[number], slow), layer.name
+    with holding(client, base) as predict, torch.no_grad():
+        plain = torch.cat([predict(x) for x, _ in probe_batches(client)])
+    changed = [layer.name for n, layer in enumerate(layers) if not torch.equal(quick[n], plain)]
+    silent = {layer.name for layer in layers if not layer.tensors}  # of the 54: ReLUs and pooling
+    assert set(changed) >= {layer.name for layer in layers} - silent - {"head_dist"}, "an edit changed nothing"
+    assert not any("forward" in part.__dict__ for part in net.module.modules() if not hasattr(part, "qkv"))
+
+
+def test_what_lies_below_an_edit_is_not_computed_again(tmp_path: Path) -> None:
+    bench = Bench(tiny("pfededit"), tmp_path)
+    net, client = bench.net, bench.worker.client("0", 1, {})
+    calls: list[str] = []
+    for name, part in net.module.named_modules():
+        if isinstance(part, torch.nn.Linear):
+            whole = part.forward
+            part.forward = lambda x, whole=whole, name=name: (calls.append(name), whole(x))[1]
+    x = next(probe_batches(client))[0]
+    with holding(client, net.initial) as predict, Replay(net.module, lambda: predict(x)).watching() as replay:
+        start = replay.start_of("blocks.2.mlp.fc1")
+        assert start is not None
+        replay.reach(start[0])
+        calls.clear()
+        replay.run_from(start)
+    block = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"]
+    above = [f"blocks.3.{name}" for name in block]
+    assert calls == ["blocks.2.mlp.fc1", "blocks.2.mlp.fc2", *above, "head"]

@@ -1,0 +1,300 @@
+"""The arithmetic of each method against a few lines by hand, on a model of two weights with plain SGD.
+
+The model: logits (a x, b x) for the mean pixel x. Its gradient is written out below.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedvit.client import Client, LocalSettings
+from fedvit.data.pipeline import ClientData
+from fedvit.methods import make_plan
+from fedvit.methods.fed_lamb import Lamb
+from fedvit.methods.fed_rod import balanced_softmax
+from fedvit.methods.moon import contrast
+from fedvit.methods.pfededit import Size, ranking
+from fedvit.models.classifier import InputSettings, state
+from fedvit.payload import Payload
+from fedvit.plan import Plan, Report, client_round
+from fedvit.roles import assign
+from fedvit.server import Server
+
+LR, START = 0.5, np.array([0.3, -0.2])
+PIXELS, LABELS = np.array([10, 60, 90, 120, 200, 250]), np.array([0, 1, 0, 0, 1, 1])
+NAME = "fc.weight"
+
+
+class TwoWeights(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(1, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(x.mean((1, 2, 3))[:, None])
+        return out
+
+
+def tree_of(weights: np.ndarray) -> dict[str, torch.Tensor]:
+    return {NAME: torch.tensor(weights, dtype=torch.float32)[:, None]}
+
+
+def client_of(plan: Plan, memory: dict[str, Any] | None = None, batch: int = 6, epochs: int = 1) -> Client:
+    module = TwoWeights()
+    roles = assign(module, plan.roles)
+    images = torch.tensor(PIXELS, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 1, 3)
+    everything, nothing = torch.arange(6), torch.zeros(0, dtype=torch.int64)
+    data = ClientData(images, torch.tensor(LABELS), everything, nothing, everything, nothing, 2)
+    settings = LocalSettings(lr=LR, epochs=epochs, batch=batch)
+    inputs = InputSettings(1, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    start = tree_of(START)
+    return Client("c", 3, roles, start, {}, data, memory or {}, settings, module, inputs, state(module))
+
+
+def slope(weights: np.ndarray, x: np.ndarray = PIXELS / 255, y: np.ndarray = LABELS) -> np.ndarray:
+    """The gradient of the mean cross-entropy."""
+    logits = np.outer(x, weights)
+    chance = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return ((chance - np.eye(2)[y]) * x[:, None]).mean(0)
+
+
+def numbers(tree: Any) -> np.ndarray:
+    return np.asarray(tree[NAME].detach()).flatten()
+
+
+def down(weights: np.ndarray = START, **groups: Any) -> Payload:
+    return Payload({"shared": tree_of(weights), **groups})
+
+
+def made(name: str, **options: Any) -> Plan:
+    return make_plan({"name": name, **options})
+
+
+def test_fedprox_adds_mu_times_the_way_from_the_received_weights() -> None:
+    plan = made("fedprox", mu=0.7)
+    up = client_round(plan, client_of(plan, epochs=2), down())
+    first = START - LR * slope(START)
+    second = first - LR * (slope(first) + 0.7 * (first - START))
+    assert numbers(up.trees["shared"]) == pytest.approx(second, abs=1e-6)
+
+
+def test_scaffold_corrects_gradients_and_renews_controls_by_option_two() -> None:
+    plan, c, own = made("scaffold"), np.array([0.02, -0.01]), np.array([-0.03, 0.05])
+    client = client_of(plan, {"control": tree_of(own)}, epochs=2)
+    up = client_round(plan, client, down(control=tree_of(c)))
+    end = START
+    for _ in range(2):
+        end = end - LR * (slope(end) - own + c)
+    renewed = own - c + (START - end) / (2 * LR)
+    assert numbers(up.trees["shared"]) == pytest.approx(end, abs=1e-6)
+    assert numbers(client.memory["control"]) == pytest.approx(renewed, abs=1e-6)
+    assert numbers(up.trees["control"]) == pytest.approx(renewed - own, abs=1e-6)
+
+    server = Server(1, tree_of(START), {"control": tree_of(c)}, clients=("c", "d", "e", "f"))
+    after = plan.aggregate(server, [Report("c", 1.0, up), Report("d", 1.0, down(control=tree_of(own)))])
+    assert numbers(after.shared) == pytest.approx((end + START) / 2, abs=1e-6)
+    change = (renewed - own + own) / 2
+    assert numbers(after.memory["control"]) == pytest.approx(c + 2 / 4 * change, abs=1e-6)
+
+
+def two_rounds(plan: Plan) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Two rounds in which clients end one away from the server, and then two; the changes and the server's weights."""
+    server = Server(0, tree_of(START), plan.start(TwoWeights(), tree_of(START)))
+    changes, found = [np.array([1.0, -1.0]), np.array([2.0, 0.5])], []
+    for change in changes:
+        ends = [Report(str(i), w, down(numbers(server.shared) + change)) for i, w in enumerate((1.0, 3.0))]
+        server = plan.aggregate(server, ends)
+        found.append(numbers(server.shared))
+    return changes, found
+
+
+def test_fedavgm_carries_momentum_over() -> None:
+    (a, b), (first, second) = two_rounds(made("fedavgm", beta=0.6, server_lr=0.5))
+    assert first == pytest.approx(START + 0.5 * a, abs=1e-6)
+    assert second == pytest.approx(START + 0.5 * a + 0.5 * (0.6 * a + b), abs=1e-6)
+
+
+def test_fedadam_steps_by_both_moments_without_correcting_their_bias() -> None:
+    (a, b), found = two_rounds(made("fedadam", beta1=0.8, beta2=0.9, tau=0.01, server_lr=0.1))
+    m, v, x = np.zeros(2), np.full(2, 0.01**2), START
+    for change, weights in zip((a, b), found, strict=True):
+        m, v = 0.8 * m + 0.2 * change, 0.9 * v + 0.1 * change**2
+        x = x + 0.1 * m / (np.sqrt(v) + 0.01)
+        assert weights == pytest.approx(x, abs=1e-6)
+
+
+def test_ditto_pulls_its_own_model_to_the_received_one() -> None:
+    plan, own = made("ditto", lam=0.4), np.array([1.0, 0.5])
+    client = client_of(plan, {"own": tree_of(own)})
+    up = client_round(plan, client, down())
+    assert numbers(client.memory["own"]) == pytest.approx(own - LR * (slope(own) + 0.4 * (own - START)), abs=1e-6)
+    assert numbers(up.trees["shared"]) == pytest.approx(START - LR * slope(START), abs=1e-6)
+
+
+def test_apfl_trains_through_the_mixture_and_steps_alpha_once_a_round() -> None:
+    plan, v, alpha = made("apfl"), np.array([1.0, 0.5]), 0.6
+    client = client_of(plan, {"own": tree_of(v), "alpha": alpha}, epochs=2)
+    up = client_round(plan, client, down())
+    w = START - LR * slope(START)
+    g = slope(alpha * v + (1 - alpha) * w)
+    stepped = alpha - LR * (float((v - w) @ g) + 0.02 * alpha)
+    v = v - LR * alpha * g
+    w = w - LR * slope(w)
+    v = v - LR * stepped * slope(stepped * v + (1 - stepped) * w)
+    assert numbers(up.trees["shared"]) == pytest.approx(w, abs=1e-6)
+    assert client.memory["alpha"] == pytest.approx(stepped, abs=1e-6)
+    assert numbers(client.memory["own"]) == pytest.approx(v, abs=1e-6)
+    newest = np.array([0.9, 0.9])
+    view = plan.views(client, down(newest))["personal"]
+    assert numbers(view) == pytest.approx(stepped * v + (1 - stepped) * newest, abs=1e-6)
+
+
+def test_apfl_as_the_fork_trains_alone_and_bakes_the_mixture_in() -> None:
+    plan, v, alpha = made("apfl", mode="fork"), np.array([1.0, 0.5]), 0.6
+    client = client_of(plan, {"own": tree_of(v), "alpha": alpha})
+    client_round(plan, client, down())
+    gw, gv = slope(START), slope(v)
+    w, v = START - LR * gw, v - LR * gv
+    g = float((v - w) @ (alpha * gv + (1 - alpha) * gw)) + 0.02 * alpha
+    alpha = min(1.0, max(0.0, alpha - LR * g))
+    assert client.memory["alpha"] == pytest.approx(alpha, abs=1e-6)
+    assert numbers(client.memory["own"]) == pytest.approx((1 - alpha) * w + alpha * v, abs=1e-6)
+
+
+def test_per_fedavg_moves_by_the_second_halfs_gradient_after_a_step_on_the_first() -> None:
+    plan = made("per_fedavg", beta=0.2)
+    client = client_of(plan, batch=2)  # six images: one batch of 2 + 2, then one of 2 without a second half
+    x, y = next(client.batches(1, "train", 4))
+    x, y = np.asarray(x.mean((1, 2, 3))), np.asarray(y)
+    up = client_round(plan, client, down())
+    ahead = START - LR * slope(START, x[:2], y[:2])
+    assert numbers(up.trees["shared"]) == pytest.approx(START - 0.2 * slope(ahead, x[2:], y[2:]), abs=1e-6)
+    x, y = next(client.batches(1, "finetune"))
+    after = START - LR * slope(START, np.asarray(x.mean((1, 2, 3))), np.asarray(y))
+    assert numbers(plan.views(client, down())["personal"]) == pytest.approx(after, abs=1e-6)
+
+
+def test_fedala_steps_each_number_between_its_own_and_the_global_value() -> None:
+    plan, last, mix = made("fedala", eta=2.0, p=1, share=100), np.array([1.0, 0.5]), np.array([0.9, 0.4])
+    client = client_of(plan, {"last": tree_of(last), "mix": tree_of(mix)})
+    start = plan.merge(client, down())
+    merged = last + (START - last) * mix
+    renewed = np.clip(mix - 2.0 * slope(merged) * (START - last), 0, 1)
+    assert numbers(client.memory["mix"]) == pytest.approx(renewed, abs=1e-6)
+    assert numbers(start) == pytest.approx(last + (START - last) * renewed, abs=1e-6)
+
+
+def test_fedala_takes_all_over_before_its_first_training_and_learns_until_losses_settle() -> None:
+    plan = made("fedala", p=1)
+    assert numbers(plan.merge(client_of(plan), down())) == pytest.approx(START)
+    client = client_of(plan, {"last": tree_of(np.array([1.0, 0.5]))})
+    plan.merge(client, down())
+    assert "mix" in client.memory
+
+
+def test_moons_contrast_is_its_formula() -> None:
+    z, near, far = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0)).unbind(0)
+
+    def weight(a: torch.Tensor, b: torch.Tensor) -> float:
+        return math.exp(float(a @ b / a.norm() / b.norm()) / 0.5)
+
+    rows = [weight(a, b) / (weight(a, b) + weight(a, c)) for a, b, c in zip(z, near, far, strict=True)]
+    assert float(contrast(z, near, far, 0.5)) == pytest.approx(-np.log(rows).mean(), abs=1e-6)
+
+
+def test_moon_trains_on_both_losses() -> None:
+    plan, last = made("moon", mu=0.8, tau=0.5, projection=0), np.array([1.0, 0.5])
+    client = client_of(plan, {"last": tree_of(last)})
+    up = client_round(plan, client, down())
+    # The features are the images themselves, so all three models agree on them and the contrast has no gradient.
+    assert numbers(up.trees["shared"]) == pytest.approx(START - LR * slope(START), abs=1e-6)
+    assert up.scalars["loss"] == pytest.approx(0.8 * math.log(2) + 0.7, abs=0.1)
+    assert numbers(client.memory["last"]) == pytest.approx(numbers(up.trees["shared"]))
+
+
+def test_balanced_softmax_weighs_every_class_by_its_count() -> None:
+    logits, y, counts = torch.tensor([[1.0, 2.0, 5.0], [0.0, 1.0, 3.0]]), torch.tensor([0, 1]), torch.tensor([3, 1, 0])
+    rows = [[3 * math.exp(1), math.exp(2)], [3 * math.exp(0), math.exp(1)]]
+    expected = -(math.log(rows[0][0] / sum(rows[0])) + math.log(rows[1][1] / sum(rows[1]))) / 2
+    assert float(balanced_softmax(logits, y, counts)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_lamb_scales_a_step_by_the_length_of_the_weights() -> None:
+    theta, peak, m, v = np.array([3.0, 4.0]), np.array([0.04, 0.25]), np.zeros(2), np.array([0.04, 0.25])
+    weight = nn.Parameter(torch.tensor(theta))
+    lamb = Lamb({"w": weight}, 0.1, (0.9, 0.99), 1e-8, 0.01, {"w": torch.tensor(peak)})
+    for g in (np.array([1.0, -2.0]), np.array([0.5, 0.5])):
+        weight.grad = torch.tensor(g)
+        lamb.step()
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+        u = m / (np.sqrt(peak) + 1e-8) + 0.01 * theta
+        theta = theta - 0.1 * np.linalg.norm(theta) * u / np.linalg.norm(u)
+        assert weight.detach().numpy() == pytest.approx(theta, abs=1e-9)
+    assert lamb.second["w"].numpy() == pytest.approx(v, abs=1e-9)
+    still = nn.Parameter(torch.zeros(2))
+    still.grad = torch.tensor([1.0, -1.0])
+    Lamb({"w": still}, 0.1, (0.0, 0.9), 0.0, 0.0, {"w": torch.ones(2)}).step()
+    assert still.detach().numpy() == pytest.approx([-0.1, 0.1])  # no length to scale by: scale 1
+
+
+def test_fed_lambs_server_keeps_the_largest_second_moment() -> None:
+    plan = made("fed_lamb")
+    old, mean = {"w": torch.tensor([1.0, 5.0])}, {"w": torch.tensor([3.0, 2.0])}
+    server = Server(0, {"w": torch.zeros(2)}, {"second": old})
+    after = plan.aggregate(server, [Report("a", 1.0, Payload({"shared": {"w": torch.ones(2)}, "second": mean}))])
+    assert after.memory["second"]["w"].tolist() == [3.0, 5.0]
+
+
+def test_partialfed_loads_all_but_what_it_keeps() -> None:
+    plan = made("partialfed", keep="head")
+    client = client_of(plan)
+    up = client_round(plan, client, down())
+    assert torch.equal(up.trees["shared"][NAME], client.memory["kept"][NAME])  # kept, and still sent
+    again = replace(client, scalars={})
+    assert torch.equal(plan.merge(again, down(np.array([7.0, 7.0])))[NAME], client.memory["kept"][NAME])
+
+
+CHANCES = {  # what each edit gives the right class of two images, and the own model
+    "own": (0.4, 0.4),
+    "both better and right": (0.9, 0.8),
+    "one right": (0.9, 0.3),
+    "right, but worse than the own model": (0.39, 0.35),
+    "right and a little better": (0.45, 0.41),
+}
+
+
+def logits_of(chances: tuple[float, ...], wrong_classes: int = 2) -> torch.Tensor:
+    """Logits with these chances of class 0; the rest is shared by the others."""
+    rows = [[p, *[(1 - p) / wrong_classes] * wrong_classes] for p in chances]
+    return torch.tensor(rows).log()
+
+
+def test_pfededit_ranks_by_the_prediction_list() -> None:
+    edits = [name for name in CHANCES if name != "own"]
+    logits = torch.stack([logits_of(CHANCES[name]) for name in edits])
+    y, own = torch.tensor([0, 0]), logits_of(CHANCES["own"])
+    # With three classes 0.39 and 0.35 are right; 0.3 is wrong. Lists: (2,0,0,0), (1,0,0,1), (0,2,0,0), (2,0,0,0).
+    by_list = [edits[i] for i in ranking(logits, own, y, "prediction_list")]
+    assert by_list == [
+        "both better and right",
+        "right and a little better",
+        "one right",
+        "right, but worse than the own model",
+    ]
+    te = [np.mean([p / 0.4 - 1 for p in CHANCES[name]]) for name in edits]
+    assert ranking(logits, own, y, "te") == sorted(range(4), key=lambda i: -te[i])
+    loss = [-np.mean(np.log(CHANCES[name])) for name in edits]
+    assert ranking(logits, own, y, "loss") == sorted(range(4), key=lambda i: loss[i])
+    assert ranking(logits, own, y, "accuracy") == [0, 2, 3, 1]  # ties fall to the earlier layer
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(54, 4), (100, 7), (111, 8), (41, 3)])
+def test_pfededit_rounds_the_number_of_layers_up(layers: int, expected: int) -> None:
+    assert Size(None, 0.07).of(layers) == expected
+    assert [Size(None, ratio).of(54) for ratio in (0.01, 0.03, 0.05, 0.07, 0.09)] == [1, 2, 3, 4, 5]
+    assert Size(0, 0.07).of(layers) == 0

@@ -1,0 +1,31 @@
+"""Settings of methods that cannot be: what is allowed is said before anything is trained."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_command_line import call
+
+CASES = {
+    "k larger than the number of layers": (["pfededit", "k=99"], "choose 0 to 27"),
+    "a negative k": (["pfededit", "k=-1"], "greater than or equal to 0"),
+    "a probe that leaves a client nothing to try": (["pfededit", "probe=0.001"], "at least one must be held out"),
+    "a probe of everything": (["pfededit", "probe=1"], "less than 1"),
+    "layers of another network": (["pfededit", "layers=resnet54"], "is for ResNets"),
+    "an unknown metric": (["pfededit", "metric=guess"], "'prediction_list'"),
+    "alpha above 1": (["apfl", "method.alpha=1.5"], "less than or equal to 1"),
+    "alpha below 0": (["apfl", "method.alpha=-0.1"], "greater than or equal to 0"),
+    "a rate of 0": (["heterofl", "rates=1,0"], "0"),
+    "a rate above 1": (["fedrolex", "rates=1.5"], "1"),
+    "groups that do not exist": (["partialfed", "keep=hed"], "head"),
+    "a negative mu": (["fedprox", "mu=-1"], "greater than or equal to 0"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_cannot_be_is_refused_with_what_can(case: str, tmp_path: Path) -> None:
+    (method, option), expected = CASES[case]
+    status, _, errors = call("run", "--method", method, "--set", option, "--out", tmp_path / "r")
+    assert status == 2, errors
+    assert expected in " ".join(errors.split())
+    assert not (tmp_path / "r").exists()
