@@ -10,13 +10,13 @@ demo: $(STAMP)
 	$(BIN)/fedvit compare local fedavg fedper fedperfix
 
 test: $(STAMP)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -1,5 +1,5 @@
 """`python -m fedvit` is the command line."""
 
-from fedvit.cli import app
+from fedvit.cli import main
 
-app()
+main()
