@@ -204,12 +204,13 @@ def annotations(path: Path) -> list[tuple[str, str]]:
 def fingerprint(files: Sequence[Path], root: Path) -> list[tuple[str, int, int, int]]:
     """The folder, and name, size and times of every file: what the cache is keyed by."""
     rows = [(str(root.resolve()), 0, 0, 0)]
-    for file in files:
+    below = len(os.path.join(root, ""))  # text is several times quicker than paths here
+    for path in map(os.fspath, files):
         try:
-            stat = file.stat()
+            stat = os.stat(path)
         except OSError as problem:
-            raise UserError(f"{file} cannot be opened: {problem.strerror}") from problem
-        rows.append((str(file.relative_to(root)), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+            raise UserError(f"{path} cannot be opened: {problem.strerror}") from problem
+        rows.append((path[below:], stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return rows
 
 

@@ -129,4 +129,7 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
         table.add_row(f"bytes {way}, per sampled client and round", f"{nbytes:,}")
     table.add_row("multiply-adds of one forward pass, per image", f"{cost['macs_per_example']:,}")
     table.add_row("bytes a client keeps between rounds", f"{cost['memory_nbytes']:,}")
+    table.add_row("training passes per image (FedAvg: 1)", f"{cost['training_passes']:.3g}")
+    if cost["probe_passes"]:
+        table.add_row("forward passes over the probe images, per round", f"{cost['probe_passes']:,}")
     return table
