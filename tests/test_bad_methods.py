@@ -15,8 +15,8 @@ CASES = {
     "an unknown metric": (["pfededit", "metric=guess"], "'prediction_list'"),
     "alpha above 1": (["apfl", "method.alpha=1.5"], "less than or equal to 1"),
     "alpha below 0": (["apfl", "method.alpha=-0.1"], "greater than or equal to 0"),
-    "a rate of 0": (["heterofl", "rates=1,0"], "0"),
-    "a rate above 1": (["fedrolex", "rates=1.5"], "1"),
+    "a rate of 0": (["heterofl", "rates=1,0"], "above 0 and up to 1"),
+    "a rate above 1": (["fedrolex", "rates=1.5"], "above 0 and up to 1"),
     "groups that do not exist": (["partialfed", "keep=hed"], "head"),
     "a negative mu": (["fedprox", "mu=-1"], "greater than or equal to 0"),
 }
@@ -28,4 +28,12 @@ def test_what_cannot_be_is_refused_with_what_can(case: str, tmp_path: Path) -> N
     status, _, errors = call("run", "--method", method, "--set", option, "--out", tmp_path / "r")
     assert status == 2, errors
     assert expected in " ".join(errors.split())
+    assert not (tmp_path / "r").exists()
+
+
+def test_moon_needs_a_model_with_features(tmp_path: Path) -> None:
+    flags = ["--model", "levit_128s", "--clients", "4", "--out", tmp_path / "r"]
+    status, _, errors = call("run", "--method", "moon", *flags)
+    assert status == 2, errors
+    assert "linear classifier" in errors
     assert not (tmp_path / "r").exists()

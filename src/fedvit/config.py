@@ -235,7 +235,8 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
     every = run.eval_every
     if every is None:
         every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
-    optimizer = train.optimizer or ("adamw" if experiment.model.from_scratch else "sgd")
+    usual = "adamw" if experiment.model.from_scratch else "sgd"
+    optimizer = train.optimizer or ("adam" if make_plan(experiment.method).split else usual)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum belongs to sgd and would do nothing with {optimizer}: set train.optimizer=sgd")
     init = "random" if experiment.model.from_scratch else "zero"

@@ -37,7 +37,10 @@ def layers_of(module: nn.Module, trainable: Collection[str], rule: Rule = "leave
     """
     if rule == "resnet54":
         named = {path: [n for n in state_names(module) if n.startswith(path + ".")] for path in resnet54(module)}
-        return [Layer(path, tuple(n for n in names if n in trainable)) for path, names in named.items()]
+        found = [Layer(path, tuple(n for n in names if n in trainable)) for path, names in named.items()]
+        if not any(layer.tensors for layer in found):
+            raise UserError("none of the 54 layers is trained by this tune, which leaves nothing to edit: use full")
+        return [layer for layer in found if layer.tensors or not named[layer.name]]
     owned: dict[str, list[str]] = {path: [] for path, _ in module.named_modules() if path}
     for name in state_names(module):
         if name in trainable and "." in name:
@@ -58,7 +61,11 @@ def units_of(module: nn.Module) -> list[nn.Module]:
     """The blocks that a model is a chain of; none where we do not know them."""
     if hasattr(module, "blocks"):
         return list(module.blocks.children())  # type: ignore[union-attr]
-    return [part for part in module.modules() if type(part).__name__ in ("BasicBlock", "Bottleneck") and part.conv1]
+    from timm.models import resnet as timm_resnet
+    from torchvision.models import resnet
+
+    kinds = (resnet.BasicBlock, resnet.Bottleneck, timm_resnet.BasicBlock, timm_resnet.Bottleneck)
+    return [part for part in module.modules() if isinstance(part, kinds)]
 
 
 @torch.no_grad()
@@ -67,14 +74,15 @@ def edited_logits(client: Client, base: Tree, other: Tree, layers: Sequence[Laye
     parts = []
     with holding(client, base) as predict:
         for x, _ in probe_batches(client):
-            with Replay(client.module, partial(predict, x)).watching() as replay, client.settings.autocast():
+            with Replay(client.module, partial(predict, x)).watching() as replay:
                 starts = [replay.start_of(layer.name) for layer in layers]
                 logits: list[Tensor] = [replay.output] * len(layers)
                 for number in sorted(range(len(layers)), key=lambda i: starts[i] or (0, 0)):
                     start, names = starts[number], layers[number].tensors
                     if start is None or not names:
                         continue  # not part of the forward pass, or nothing to take over
-                    replay.reach(start[0])
+                    with client.settings.autocast():  # not around the edits: it would keep casts of unedited weights
+                        replay.reach(start[0])
                     load_(client.live, tree.pick(other, names))
                     logits[number] = replay.run_from(start)
                     load_(client.live, tree.pick(base, names))
@@ -127,8 +135,15 @@ class Replay:
                     part.forward = forward
 
     def start_of(self, name: str) -> Position | None:
-        """Where a layer, or the first layer inside a container, is called first; None if never."""
+        """Where a layer, or the first layer inside a container, is called first; None if never.
+
+        A layer inside a module that is watched as a whole is called where that one is.
+        """
         members = [self.first[m] for m in self.module.get_submodule(name).modules() if m in self.first]
+        while not members and "." in name:
+            name = name.rpartition(".")[0]
+            owner = self.module.get_submodule(name)
+            members = [self.first[owner]] if owner in self.first else []
         return min(members, default=None)
 
     def reach(self, outer: int) -> None:

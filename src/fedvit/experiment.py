@@ -16,6 +16,7 @@ from torch import nn
 
 from fedvit import config, results
 from fedvit.checkpoint import load_checkpoint, save_checkpoint
+from fedvit.cost import split_costs
 from fedvit.data import datasets, partition
 from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
@@ -28,6 +29,7 @@ from fedvit.ram import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.rounds import Round, evaluate, federate, reached, summarize
 from fedvit.server import Server
 from fedvit.settings import Experiment
+from fedvit.split_rounds import evaluate_split, federate_split
 from fedvit.store import Store
 from fedvit.training import load_
 from fedvit.transport.inprocess import InProcess
@@ -158,7 +160,10 @@ def run_rounds(
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         wanted = experiment.run.until_accuracy
         over = bool(rows and rows[-1]["views"] and reached(rows[-1]["views"]["personal"]["mean"], wanted))
-        loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
+        if net.plan.split is None:
+            loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
+        else:
+            loop = federate_split(net, server, transport, experiment, test_samples)
         for done in () if over else loop:
             rows.append(done.row)
             if done.scores is not None:
@@ -200,8 +205,10 @@ def fits_in_ram(net: Net, clients: int) -> bool:
 
 def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, split: Split) -> dict[str, Any]:
     """Clients that never trained: as they are, and after one local training; unseen.csv and one line each view."""
-    servers = dict.fromkeys(split.unseen, server)
-    scores = evaluate(net.plan, servers, transport, server.round, Ledger())
+    if net.plan.split is None:
+        scores = evaluate(net.plan, dict.fromkeys(split.unseen, server), transport, server.round, Ledger())
+    else:
+        scores, _ = evaluate_split(net, server, transport, split.unseen, server.round)
     results.write_unseen(run.folder / "unseen.csv", split, scores)
     return summarize(scores, {name: len(split.clients[name].test) for name in split.unseen})
 
@@ -260,6 +267,7 @@ def write_summary(
         "nbytes_run": results.nbytes_of_run(rows),
         "layers": list(net.plan.candidates(net.module, net.roles)) or None,
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
+        **split_costs(net, experiment.train.batch),
         "seconds": seconds,
         "peak_rss_mb": peak_rss_mb(),
         "epsilon": None,

@@ -12,6 +12,7 @@ from fedvit.models.plugins import Plugin
 from fedvit.payload import Payload, flatten, unflatten
 from fedvit.roles import SHARED, Roles, Rules, everything
 from fedvit.server import Server
+from fedvit.split import Split
 from fedvit.training import descend
 from fedvit.tree import Tree
 
@@ -83,16 +84,17 @@ class Plan:
     weighting: Literal["samples", "equal"] = "samples"
     schedule: Literal["sampled", "every_round"] = "sampled"  # who trains: the cohort, or everybody
     pooled: bool = False  # one owner of all data trains; nothing crosses
+    split: Split | None = None  # a protocol of its own: activations and gradients cross, not weights
     probe: float = 0.0  # share of each client's training images held out for the method's own choices
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
     admit: Callable[[Sequence[str]], None] = lambda clients: None  # raises if these clients do not suit
-    # Layers that a client chooses among, by name: each costs a forward pass over the probe images a round, and the
-    # choice is reported as a mask over them in group `choice`.
+    # Layers that a client chooses among, by name; the choice is reported as a mask over them in group `choice`.
     candidates: Callable[[nn.Module, Roles], Sequence[str]] = lambda module, roles: ()
-    # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, and the
-    # training passes that an image costs (FedAvg's being 1).
+    # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
+    # training passes of an image in an epoch (FedAvg's being 1), and forward passes over the probe images in a round.
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
-    passes: float = 1.0
+    passes: Callable[[int], float] = lambda epochs: 1.0
+    probe_passes: Callable[[nn.Module, Roles], int] = lambda module, roles: 0
 
 
 def client_round(plan: Plan, client: Client, down: Payload) -> Payload:

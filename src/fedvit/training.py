@@ -76,7 +76,8 @@ def training(
     settings = client.settings
     for name, parameter in client.module.named_parameters():
         parameter.requires_grad_(name in learn)
-    batch_norm = train_mode_(client.module)
+    train_mode_(client.module)
+    batch_norm = learns_statistics(client.module)
     batches = client.batches(settings.epochs if epochs is None else epochs, tag, size)
     with randomness.addressed(settings.seed, client.round, client.id, tag, "dropout"):
         yield (batch for batch in batches if len(batch[1]) > 1 or not batch_norm)  # one image has no variance
@@ -217,18 +218,17 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def train_mode_(module: nn.Module) -> bool:
-    """Training mode, but batch normalisation whose weights are frozen keeps its statistics too.
-
-    Returns whether any batch normalisation is being trained.
-    """
+def train_mode_(module: nn.Module) -> None:
+    """Training mode, but batch normalisation whose weights are frozen keeps its statistics too."""
     module.train()
-    training = False
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
             part.train(any(p.requires_grad for p in part.parameters()))
-            training |= part.training
-    return training
+
+
+def learns_statistics(module: nn.Module) -> bool:
+    """Whether some batch normalisation is in training mode, which a single image cannot be normalised by."""
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in module.modules())
 
 
 def check_finite(client: Client, end: Tree) -> None:

@@ -132,6 +132,10 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
             same = assign(module, simpler.roles, trainable_names(module, tune, simpler.build)) == roles
             if same and plan.name != simpler.name:
                 log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
+    if plan.split is not None and plan.split.init == "random" and not model.from_scratch:
+        untrained = model.model_copy(update={"weights": None, "pretrained": False})
+        fresh = state(build(untrained, classes, joined(plan.build, tune.build), experiment.run.seed))
+        load_(state(module), tree.pick(fresh, plan.split.cut.names(module, "head", "tail")))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     module = module.to(device)
     return Net(
@@ -168,10 +172,19 @@ class Worker:
 
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
         """This client in this round, with the part of the model in its window."""
-        net, train, run = self.net.at(window), self.experiment.train, self.experiment.run
+        net, settings = self.net.at(window), self.settings(round_)
+        data = pipeline.client_data(self.images, self.labels, self.classes, self.part(name))
+        return Client(
+            name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live,
+            window.rate,
+        )  # fmt: skip
+
+    def settings(self, round_: int) -> LocalSettings:
+        """How clients train in this round."""
+        train, run = self.experiment.train, self.experiment.run
         assert train.lr is not None
         assert train.optimizer is not None
-        settings = LocalSettings(
+        return LocalSettings(
             lr=train.lr * rate_factor(train, round_),
             optimizer=train.optimizer,
             momentum=train.momentum,
@@ -183,11 +196,6 @@ class Worker:
             device=self.device,
             seed=run.seed,
         )
-        data = pipeline.client_data(self.images, self.labels, self.classes, self.part(name))
-        return Client(
-            name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live,
-            window.rate,
-        )  # fmt: skip
 
     def part(self, name: str) -> ClientSplit:
         if name != POOLED:

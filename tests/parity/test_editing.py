@@ -19,6 +19,8 @@ MODELS = {
     "ViT, bias": ({"tune": "bias"}, {}),
     "ViT, lora": ({"tune": "lora"}, {}),
     "distilled DeiT": ({"model": "deit_tiny_distilled_patch16_224", "image_size": 32, "patch_size": 16}, {}),
+    "ViT, bf16": ({"precision": "bf16"}, {}),
+    "CaiT, whose attention blocks own weights": ({"model": "cait_xxs24_224", "image_size": 32, "patch_size": None}, {}),
     "ResNet": ({"model": "resnet18", "image_size": 32, "patch_size": None}, {}),
     "ResNet, 54 layers": ({"model": "resnet18", "image_size": 32, "patch_size": None}, {"method.layers": "resnet54"}),
     "no blocks we know": ({"model": "shufflenet_v2_x0_5", "image_size": 32, "patch_size": None}, {}),

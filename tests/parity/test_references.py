@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedvit.client import Client, LocalSettings
@@ -20,6 +21,7 @@ from fedvit.methods.fed_rod import balanced_softmax
 from fedvit.methods.moon import contrast
 from fedvit.methods.pfededit import Size, ranking
 from fedvit.models.classifier import InputSettings, state
+from fedvit.models.plugins import SecondHead, attach
 from fedvit.payload import Payload
 from fedvit.plan import Plan, Report, client_round
 from fedvit.roles import assign
@@ -44,15 +46,35 @@ def tree_of(weights: np.ndarray) -> dict[str, torch.Tensor]:
     return {NAME: torch.tensor(weights, dtype=torch.float32)[:, None]}
 
 
-def client_of(plan: Plan, memory: dict[str, Any] | None = None, batch: int = 6, epochs: int = 1) -> Client:
-    module = TwoWeights()
+class Hidden(nn.Module):
+    """Three colours, two features, two classes: features that differ between models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.hidden, self.fc = nn.Linear(3, 2, bias=False), nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(self.hidden(x.mean((2, 3))))
+        return out
+
+
+def client_of(
+    plan: Plan, memory: dict[str, Any] | None = None, batch: int = 6, epochs: int = 1, module: nn.Module | None = None
+) -> Client:
+    module = module or TwoWeights()
     roles = assign(module, plan.roles)
-    images = torch.tensor(PIXELS, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 1, 3)
+    images = torch.tensor(PIXELS, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 1, 3).clone()
+    if not isinstance(module, TwoWeights):
+        images[..., 1] = 255 - images[..., 1]
+        images[::2, ..., 2] = 30
     everything, nothing = torch.arange(6), torch.zeros(0, dtype=torch.int64)
     data = ClientData(images, torch.tensor(LABELS), everything, nothing, everything, nothing, 2)
     settings = LocalSettings(lr=LR, epochs=epochs, batch=batch)
     inputs = InputSettings(1, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    start = tree_of(START)
+    start = {name: tensor.detach().clone() for name, tensor in state(module).items()}
+    if isinstance(module, TwoWeights):
+        start = tree_of(START)
     return Client("c", 3, roles, start, {}, data, memory or {}, settings, module, inputs, state(module))
 
 
@@ -192,9 +214,13 @@ def test_fedala_steps_each_number_between_its_own_and_the_global_value() -> None
 def test_fedala_takes_all_over_before_its_first_training_and_learns_until_losses_settle() -> None:
     plan = made("fedala", p=1)
     assert numbers(plan.merge(client_of(plan), down())) == pytest.approx(START)
-    client = client_of(plan, {"last": tree_of(np.array([1.0, 0.5]))})
-    plan.merge(client, down())
-    assert "mix" in client.memory
+    ends = {}
+    for most in (1, 11, 50):  # losses settle at once here, but are watched for ten epochs before they may
+        client = client_of(made("fedala", p=1, eta=0.1, most_epochs=most), {"last": tree_of(np.array([1.0, 0.5]))})
+        made("fedala", p=1, eta=0.1, most_epochs=most).merge(client, down())
+        ends[most] = numbers(client.memory["mix"])
+    assert ends[11] == pytest.approx(ends[50])
+    assert ends[1] != pytest.approx(ends[11])
 
 
 def test_moons_contrast_is_its_formula() -> None:
@@ -207,14 +233,52 @@ def test_moons_contrast_is_its_formula() -> None:
     assert float(contrast(z, near, far, 0.5)) == pytest.approx(-np.log(rows).mean(), abs=1e-6)
 
 
-def test_moon_trains_on_both_losses() -> None:
-    plan, last = made("moon", mu=0.8, tau=0.5, projection=0), np.array([1.0, 0.5])
-    client = client_of(plan, {"last": tree_of(last)})
-    up = client_round(plan, client, down())
-    # The features are the images themselves, so all three models agree on them and the contrast has no gradient.
-    assert numbers(up.trees["shared"]) == pytest.approx(START - LR * slope(START), abs=1e-6)
-    assert up.scalars["loss"] == pytest.approx(0.8 * math.log(2) + 0.7, abs=0.1)
-    assert numbers(client.memory["last"]) == pytest.approx(numbers(up.trees["shared"]))
+def test_moon_takes_one_step_on_both_losses() -> None:
+    plan = made("moon", mu=0.8, tau=0.5, projection=0)
+    client = client_of(plan, module=Hidden())
+    generator = torch.Generator().manual_seed(5)
+    start, last = client.initial, {n: torch.randn(t.shape, generator=generator) for n, t in client.initial.items()}
+    client.memory["last"] = last
+    x, y = next(client.batches(1, "train"))
+    up = client_round(plan, client, Payload({"shared": start}))
+
+    images = x.mean((2, 3))
+    w = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+    z, near, far = (images @ weights["hidden.weight"].T for weights in (w, start, last))
+    similar = [F.cosine_similarity(z, other, dim=1) / 0.5 for other in (near, far)]
+    contrastive = -(similar[0].exp() / (similar[0].exp() + similar[1].exp())).log().mean()
+    (F.cross_entropy(z @ w["fc.weight"].T, y) + 0.8 * contrastive).backward()
+    for name, leaf in w.items():
+        assert leaf.grad is not None
+        assert torch.allclose(up.trees["shared"][name], start[name] - LR * leaf.grad, atol=1e-6), name
+    assert torch.equal(client.memory["last"]["hidden.weight"], up.trees["shared"]["hidden.weight"])
+
+
+def test_fed_rod_trains_body_and_generic_head_by_the_balanced_loss_and_the_own_head_by_the_rest() -> None:
+    plan, module = made("fed_rod"), Hidden()
+    attach(module, SecondHead())
+    client = client_of(plan, module=module)
+    client.data = replace(client.data, train=client.data.train[:5])  # three images of one class, two of the other
+    own = torch.tensor([[0.3, -0.2], [0.1, 0.4]])
+    client.memory["personal"] = {"second_head.0.weight": own, "second_head.0.bias": torch.tensor([0.2, -0.1])}
+    x, y = next(client.batches(1, "train"))
+    start = {name: client.initial[name] for name in ("hidden.weight", "fc.weight")}
+    up = client_round(plan, client, Payload({"shared": start}))
+
+    w = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+    h = x.mean((2, 3)) @ w["hidden.weight"].T
+    generic = h @ w["fc.weight"].T
+    F.cross_entropy(generic + torch.bincount(y, minlength=2).log(), y).backward()
+    for name, leaf in w.items():
+        assert leaf.grad is not None
+        assert torch.allclose(up.trees["shared"][name], start[name] - LR * leaf.grad, atol=1e-6), name
+    p = own.clone().requires_grad_()
+    both = generic.detach() + h.detach() @ p.T + torch.tensor([0.2, -0.1])
+    F.cross_entropy(both, y).backward()
+    assert p.grad is not None
+    kept = client.memory["personal"]
+    assert isinstance(kept, dict)
+    assert torch.allclose(kept["second_head.0.weight"], own - LR * p.grad, atol=1e-6)
 
 
 def test_balanced_softmax_weighs_every_class_by_its_count() -> None:
@@ -237,9 +301,9 @@ def test_lamb_scales_a_step_by_the_length_of_the_weights() -> None:
         assert weight.detach().numpy() == pytest.approx(theta, abs=1e-9)
     assert lamb.second["w"].numpy() == pytest.approx(v, abs=1e-9)
     still = nn.Parameter(torch.zeros(2))
-    still.grad = torch.tensor([1.0, -1.0])
-    Lamb({"w": still}, 0.1, (0.0, 0.9), 0.0, 0.0, {"w": torch.ones(2)}).step()
-    assert still.detach().numpy() == pytest.approx([-0.1, 0.1])  # no length to scale by: scale 1
+    still.grad = torch.tensor([3.0, -4.0])
+    Lamb({"w": still}, 0.1, (0.9, 0.9), 1e-8, 0.0, {"w": torch.zeros(2)}).step()  # as in the first round
+    assert still.detach().numpy() == pytest.approx([-0.06, 0.08], abs=1e-6)  # no length to scale by: a step of 0.1
 
 
 def test_fed_lambs_server_keeps_the_largest_second_moment() -> None:

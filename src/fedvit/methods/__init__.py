@@ -27,8 +27,13 @@ from fedvit.methods import (
     fedprox,
     fedrep,
     fedrolex,
+    fedv,
+    fedvz,
+    festa,
+    fesvibs,
     heterofl,
     local,
+    minibatch_sfl,
     moon,
     partialfed,
     per_fedavg,
@@ -37,6 +42,8 @@ from fedvit.methods import (
     prefix_z,
     prompts,
     scaffold,
+    splitfed_v1,
+    splitfed_v2,
     vanilla_attention,
 )
 from fedvit.plan import Plan
@@ -76,6 +83,13 @@ METHODS: dict[str, Callable[..., Plan]] = {
     "fedfa": fedfa.plan,
     "cd2_pfed": cd2_pfed.plan,
     "fedfed": fedfed.plan,
+    "fedv": fedv.plan,
+    "fedvz": fedvz.plan,
+    "festa": festa.plan,
+    "splitfed_v1": splitfed_v1.plan,
+    "splitfed_v2": splitfed_v2.plan,
+    "minibatch_sfl": minibatch_sfl.plan,
+    "fesvibs": fesvibs.plan,
 }
 
 

@@ -89,5 +89,5 @@ def plan(
         local=partial(train_both, mode=mode, alpha=float(first), adaptive=adaptive),
         views=partial(mixed_model, mode=mode, alpha=float(first)),
         remembers=lambda module, trainable: {"own": trainable},
-        passes=2,
+        passes=lambda epochs: 2.0,
     )

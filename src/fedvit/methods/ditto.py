@@ -31,5 +31,5 @@ def plan(lam: NotNegative = 0.75, epochs: Count | None = None) -> Plan:
         local=partial(train_both, lam=lam, epochs=epochs),
         views=own_copy,
         remembers=lambda module, trainable: {"own": trainable},
-        passes=2,
+        passes=lambda own: 1 + (epochs or own) / own,
     )

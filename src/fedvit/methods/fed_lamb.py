@@ -3,7 +3,7 @@
 theta <- theta - lr * |theta| * u / |u| per tensor, u = m / (sqrt(v_hat) + eps) + decay * theta.
 Departs from the paper: written from its abstract and common knowledge; no code is public. First moments start at zero
 each round, second moments at the server's running maximum v_hat, which is fixed during a round; before round 1 it is
-zero. A tensor of zero norm takes a step of scale 1. The run's optimiser is not used; its weight decay is.
+zero. A tensor that is all zero takes a step of length lr. The run's optimiser is not used; its weight decay is.
 """
 
 from collections.abc import Callable, Iterable
@@ -43,9 +43,8 @@ class Lamb(Optimizer):
             self.first[name].lerp_(theta.grad, 1 - beta1)
             self.second[name].lerp_(theta.grad.square(), 1 - beta2)
             update = self.first[name] / (self.peak[name].sqrt() + self.eps) + self.decay * theta
-            length, scale = update.norm(), theta.norm()
-            trust = torch.where((length > 0) & (scale > 0), scale / length, 1.0)
-            theta.sub_(self.param_groups[0]["lr"] * trust * update)
+            length, scale = update.norm().clamp(min=1e-30), theta.norm()
+            theta.sub_(self.param_groups[0]["lr"] * torch.where(scale > 0, scale, 1.0) * (update / length))
 
 
 def keep_peak(client: Client, down: Payload) -> Tree:

@@ -3,7 +3,8 @@
 Below the last `p` tensors everything is taken over; in those a weight W in [0, 1], learned on local images before
 training and kept between rounds, leads from the client's last model to the global one. Tested as merged.
 Departs from the paper: `p` counts tensors, as in its code (the paper counts layers); the first learning of W
-stops after `most_epochs` where its losses never settle. A client without a last model takes over everything.
+stops after `most_epochs` where its losses never settle. A client without a last model takes over everything. W is
+learned in evaluation mode, by all clients for a test, and kept by those that train: who is not asked does not change.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,12 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
+from torch import nn
 
 from fedvit import tree
 from fedvit.client import Client
 from fedvit.data import pipeline
+from fedvit.models.classifier import head
 from fedvit.payload import Payload
 from fedvit.plan import Plan
 from fedvit.roles import is_statistic
@@ -26,8 +29,11 @@ from fedvit.tree import Tree
 SETTLED, WATCHED = 0.1, 10  # the deviation of so many epochs' losses at which W's first learning ends
 
 
-def last_tensors(weights: Tree, p: int) -> list[str]:
-    return [name for name in weights if not is_statistic(name)][-p:]
+def last_tensors(module: nn.Module, weights: Tree, p: int) -> list[str]:
+    """The last p tensors of a model; the classifier's come after any plugin's."""
+    heads = head.match(module)
+    names = [name for name in weights if not is_statistic(name)]
+    return sorted(names, key=lambda name: name in heads)[-p:]
 
 
 def step(mix: Tree, slopes: Tree, way: Tree, eta: float) -> Tree:
@@ -39,7 +45,7 @@ def merge(client: Client, down: Payload, eta: float, share: float, p: int, most_
     received, last, known = down.trees["shared"], client.memory.get("last"), client.memory.get("mix")
     if not isinstance(last, dict):
         return received
-    names, device = last_tensors(client.initial, p), client.settings.device  # in model order
+    names, device = last_tensors(client.module, client.initial, p), client.settings.device  # in model order
     placed = {name: tensor.to(device) for name, tensor in received.items()}
     old = {name: last[name].to(device) for name in names}
     way = {name: placed[name] - old[name] for name in names}
@@ -89,8 +95,9 @@ def plan(
         merge=adapt,
         local=train_and_remember,
         views=merged_model,
+        passes=lambda epochs: 1 + share / 100 / 3 / epochs,  # W: a forward pass, and backward through a few tensors
         remembers=lambda module, trainable: {
             "last": trainable,
-            "mix": tree.pick(trainable, last_tensors(trainable, p)),
+            "mix": tree.pick(trainable, last_tensors(module, trainable, p)),
         },
     )

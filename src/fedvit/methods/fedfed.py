@@ -150,7 +150,8 @@ def report(client: Client, start: Tree, end: Tree, distill_rounds: int) -> Paylo
         return Payload({"shared": splitter, "auxiliary": classifier})
     if not parts(start)[0]:
         return Payload({"shared": classifier})
-    own = {kind: known(client)[f"{client.id}:{kind}"] for kind in (*LEVELS, "labels")}
+    kept = known(client)
+    own = {kind: kept[f"{client.id}:{kind}"] for kind in (*LEVELS, "labels") if f"{client.id}:{kind}" in kept}
     return Payload({"shared": classifier, "features": own})
 
 
@@ -187,5 +188,5 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         views=lambda client, down: {
             "personal": tree.overlay(client.initial, {} if "auxiliary" in down.trees else down.trees["shared"])
         },
-        passes=3.0,
+        passes=lambda epochs: 3.0,
     )

@@ -23,4 +23,10 @@ def head_then_body(client: Client, start: Tree, head_epochs: int, body_epochs: i
 
 def plan(head_epochs: Count = 1, body_epochs: Count | None = None) -> Plan:
     local = partial(head_then_body, head_epochs=head_epochs, body_epochs=body_epochs)
-    return replace(fedper.plan(), name="fedrep", local=local)
+    # Training the head alone is little more than a forward pass, a third of a training pass.
+    return replace(
+        fedper.plan(),
+        name="fedrep",
+        local=local,
+        passes=lambda epochs: (head_epochs / 3 + (body_epochs or epochs)) / epochs,
+    )

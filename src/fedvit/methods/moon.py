@@ -56,5 +56,7 @@ def plan(mu: NotNegative = 1.0, tau: Positive = 0.5, projection: Whole = 256) ->
         local=partial(contrasted, mu=mu, tau=tau),
         check=need_features,
         remembers=lambda module, trainable: {"last": trainable},
-        passes=5 / 3,  # forward and backward count as three forward passes; the two other models add one each
+        passes=lambda epochs: (
+            5 / 3
+        ),  # forward and backward count as three forward passes; the two other models add one each
     )

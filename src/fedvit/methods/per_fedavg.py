@@ -4,7 +4,7 @@ Each batch is twice the run's: one gradient step on its first half, and the grad
 weights from before that step. Tested after `eval_steps` such steps on training batches, which are then forgotten.
 Departs from the paper: first order. The inner step is plain SGD at the run's rate (FedPerfix's code: beta = rate =
 0.001); the outer one is the run's optimiser at beta. A last batch without a second half moves nothing, and a client
-with fewer images than two batches halves all it has.
+with fewer images than two batches halves all it has. A beta or eval_lr that is given does not follow train.schedule.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from fedvit.client import Client
 from fedvit.payload import Payload
 from fedvit.plan import Plan, overwrite
 from fedvit.settings import Count, Positive
-from fedvit.training import Learner, gradient, note_loss, training
+from fedvit.training import Learner, gradient, learns_statistics, note_loss, training
 from fedvit.tree import Tree
 
 
@@ -29,8 +29,9 @@ def meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
     size = min(2 * client.settings.batch, len(client.data.train))
     half = max(1, size // 2)
     with training(client, client.roles.trainable, size=size) as batches:
+        least = 2 if learns_statistics(client.module) else 1  # batch normalisation cannot do with one image
         for x, y in batches:
-            if len(y) <= half:
+            if len(y) < half + least or half < least:
                 continue
             _, slope = gradient(client, learner.weights, x[:half], y[:half])
             ahead = step(learner.weights, slope, client.settings.lr)
@@ -58,5 +59,5 @@ def plan(beta: Positive | None = None, eval_lr: Positive | None = None, eval_ste
         name="per_fedavg",
         local=partial(meta_train, beta=beta),
         views=partial(after_steps, lr=eval_lr, steps=eval_steps),
-        passes=2,
+        passes=lambda epochs: 2.0,
     )

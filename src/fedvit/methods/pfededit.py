@@ -136,5 +136,8 @@ def plan(
         probe=probe,
         check=check,
         remembers=remembers,
+        probe_passes=lambda module, roles: (
+            0 if k == 0 or metric == "random" else 1 + len(layers_of(module, roles.trainable, layers))
+        ),
         candidates=lambda module, roles: [layer.name for layer in layers_of(module, roles.trainable, layers)],
     )

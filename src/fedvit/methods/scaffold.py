@@ -5,7 +5,7 @@ is the paper's option II to the letter; under momentum and Adam, where option II
 still is one. Weights are averaged without regard to sizes, as printed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -65,9 +65,15 @@ def report_change(client: Client, start: Tree, end: Tree) -> Payload:
 
 
 def step_both(server: Server, reports: Iterable[Report], server_lr: float) -> Server:
-    kept = list(reports)
-    mean = means(kept)
-    part = len(kept) / len(server.clients)
+    answered: list[str] = []
+
+    def counted() -> Iterator[Report]:
+        for report in reports:
+            answered.append(report.client)
+            yield report
+
+    mean = means(counted())
+    part = len(answered) / len(server.clients)
     shared = mean["shared"]
     if server_lr != 1:
         shared = {name: torch.lerp(server.shared[name], shared[name], server_lr) for name in shared}

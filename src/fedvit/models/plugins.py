@@ -116,11 +116,30 @@ class Splitter:
     latent: int = 8
 
 
+@dataclass(frozen=True)
+class Pseudo:
+    """A class token made from patch tokens by convolutions, for a body that has none (FeSViBS)."""
+
+    kind: ClassVar[str] = "pseudo_token"
+
+
 HeadPlugin = SecondHead | HeadMaker | Projection | Offset
-Plugin = Prefix | Prompt | Adapter | Lora | HeadPlugin | FeatureNoise | Splitter
+Plugin = Prefix | Prompt | Adapter | Lora | HeadPlugin | FeatureNoise | Splitter | Pseudo
 KINDS = tuple(
     plugin.kind
-    for plugin in (Prefix, Prompt, Adapter, Lora, SecondHead, HeadMaker, Projection, Offset, FeatureNoise, Splitter)
+    for plugin in (
+        Prefix,
+        Prompt,
+        Adapter,
+        Lora,
+        SecondHead,
+        HeadMaker,
+        Projection,
+        Offset,
+        FeatureNoise,
+        Splitter,
+        Pseudo,
+    )
 )
 
 
@@ -255,6 +274,23 @@ class ImageSplitter(nn.Module):
         return F.interpolate(out, x.shape[-2:]) if out.shape != x.shape else out, mean, log_variance
 
 
+class PseudoToken(nn.Module):
+    """FeSViBS's block: patch tokens as a map, two convolutions with a residual, and their mean as a class token."""
+
+    def __init__(self, dim: int, dropout: float = 0.5):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(dim, dim, 3, padding=1), nn.BatchNorm2d(dim)
+        self.conv2, self.norm2 = nn.Conv2d(dim, dim, 3, padding=1), nn.BatchNorm2d(dim)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (batch, patches, dim) -> (batch, 1, dim)
+        side = int(x.shape[1] ** 0.5)
+        grid = x.transpose(1, 2).reshape(len(x), -1, side, side)
+        out = torch.relu(self.norm1(self.conv1(grid)))
+        out = torch.relu(self.norm2(self.conv2(self.drop(out))) + grid)
+        return out.mean((2, 3)).unsqueeze(1)
+
+
 def zero_(linear: nn.Linear) -> None:
     nn.init.zeros_(linear.weight)
     if linear.bias is not None:
@@ -274,6 +310,9 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
         return
     blocks = vit_blocks(model, plugin.kind)
     dim: int = model.embed_dim  # type: ignore[assignment]
+    if isinstance(plugin, Pseudo):
+        model.pseudo_token = PseudoToken(dim)
+        return
     match plugin:
         case Prefix():
             for block in blocks:

@@ -69,7 +69,7 @@ def draw_choices(run: Run, path: Path) -> None:
     layers, clients = run.summary["layers"], [client["client"] for client in run.clients]
     chosen, edits = np.zeros((len(clients), len(layers))), np.zeros(len(clients))
     for row in run.rounds:
-        for name, numbers in row["choice"].items():
+        for name, numbers in row.get("choice", {}).items():  # none in a round where everybody failed
             edits[clients.index(name)] += bool(numbers)
             chosen[clients.index(name), numbers] += 1
     share = 100 * chosen / np.maximum(edits, 1)[:, None]

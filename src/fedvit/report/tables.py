@@ -132,4 +132,15 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
     table.add_row("training passes per image (FedAvg: 1)", f"{cost['training_passes']:.3g}")
     if cost["probe_passes"]:
         table.add_row("forward passes over the probe images, per round", f"{cost['probe_passes']:,}")
+    for way, nbytes in cost.get("nbytes_last_round", {}).items():
+        table.add_row(f"bytes {way} in the last round", f"{nbytes:,}")
+    for rate, other in cost.get("by_rate", {}).items():
+        numbers = f"{other['params']['total']:,} / {other['nbytes']['down']:,} / {other['macs_per_example']:,}"
+        table.add_row(f"rate {rate}: parameters / bytes down / multiply-adds", numbers)
+    if "step_nbytes" in cost:
+        table.add_row("multiply-adds at the client, per image", f"{cost['client_macs_per_example']:,}")
+        table.add_row("multiply-adds at the server, per image", f"{cost['server_macs_per_example']:,}")
+        table.add_row("bytes of the client's weights", f"{cost['client_weight_nbytes']:,}")
+        for way, nbytes in cost["step_nbytes"].items():
+            table.add_row(f"bytes {way}, per step", f"{nbytes:,}")
     return table

@@ -1,0 +1,34 @@
+"""FedVZ: FedV whose body learns without gradients, from two losses on either side of its weights (SPSA).
+
+The server moves the body along a random direction and back, each client says what loss its last batch has on
+both sides, and the difference is the slope along that direction. `draws` directions are averaged.
+Departs from the paper: as FedV. Directions are drawn per client. The head still learns through the body's gradient at
+its input, as the paper's algorithm says; black_box=true needs none: the head then stays as it is and only the tail
+learns by gradient.
+"""
+
+from typing import Literal
+
+from fedvit.methods.fedv import Init, Receives, split_plan
+from fedvit.models.cuts import Cut
+from fedvit.plan import Plan
+from fedvit.settings import Count, NotNegative, Positive, Whole
+from fedvit.split import Split, Wire
+
+
+def plan(
+    server_lr: NotNegative = 1e-6,
+    epsilon: Positive = 1e-4,
+    draws: Count = 1,
+    black_box: bool = False,
+    cut: Literal["A", "B"] = "B",
+    fedround: Whole = 20,
+    receives: Receives = "all",
+    init: Init = "pretrained",
+    wire: Wire = "fp32",
+) -> Plan:
+    split = Split(
+        cut=Cut(cut), gradient="spsa", epsilon=epsilon, draws=draws, black_box=black_box, server_lr=server_lr,
+        average_every=fedround, receives=receives, init=init, wire=wire,
+    )  # fmt: skip
+    return split_plan("fedvz", split)

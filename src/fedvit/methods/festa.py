@@ -1,0 +1,28 @@
+"""FESTA (Park et al. 2021): U-shaped split learning; the body learns at every step from the mean over the clients.
+
+Departs from the paper: its head is a DenseNet; here it is the ViT's patch embedding (cut=A), as in FedV's comparison.
+The body's Adam has the clients' rate unless `server_lr` is given. Clients with more batches go on when others are done.
+"""
+
+from typing import Literal
+
+from fedvit.methods.fedv import Init, Receives, split_plan
+from fedvit.models.cuts import Cut
+from fedvit.plan import Plan
+from fedvit.settings import NotNegative, Whole
+from fedvit.split import Split, Wire
+
+
+def plan(
+    server_lr: NotNegative | None = None,
+    cut: Literal["A", "B"] = "A",
+    fedround: Whole = 50,
+    receives: Receives = "all",
+    init: Init = "pretrained",
+    wire: Wire = "fp32",
+) -> Plan:
+    split = Split(
+        cut=Cut(cut), body="step", server_lr=server_lr, server_optimizer="adam", average_every=fedround,
+        receives=receives, init=init, wire=wire,
+    )  # fmt: skip
+    return split_plan("festa", split)

@@ -1,0 +1,30 @@
+"""FeSViBS (Almalik et al. 2023): features leave the body after a random block, through a common block of convolutions.
+
+Each round and client draws a number of blocks, 1 to `blocks`; patch tokens pass them and become one token by
+convolution, which the client's tail classifies. Bodies are copied per client and averaged after the round; heads and
+tails are averaged every `fedround` rounds.
+Departs from the paper: the head is the ViT's patch embedding, not a ResNet. `blocks` defaults to half of them, 6 of 12.
+A client is tested with the block it drew last in training, as in the authors' code; one that never trained with the
+last. No noise is added to the features.
+"""
+
+from fedvit.methods.fedv import Receives, split_plan
+from fedvit.models.cuts import Cut
+from fedvit.models.plugins import Pseudo
+from fedvit.plan import Plan
+from fedvit.settings import Count, NotNegative, Whole
+from fedvit.split import Split, Wire
+
+
+def plan(
+    blocks: Count | None = None,
+    server_lr: NotNegative | None = None,
+    fedround: Whole = 2,
+    receives: Receives = "all",
+    wire: Wire = "fp32",
+) -> Plan:
+    split = Split(
+        cut=Cut("vibs"), body="copies", server_lr=server_lr, server_optimizer="adam", average_every=fedround,
+        receives=receives, depths=blocks or 0, wire=wire,
+    )  # fmt: skip
+    return split_plan("fesvibs", split, (Pseudo(),))

@@ -1,0 +1,18 @@
+"""MiniBatch-SFL (Huang et al. 2023): clients' parts as in FedAvg, the server's by mini-batch SGD over all clients.
+
+At every step the server takes one step along the mean gradient of all clients' batches; labels go to the server.
+Departs from the paper: read from its abstract and a summary. `block` blocks are the client's.
+"""
+
+from fedvit.methods.fedv import Block, split_plan
+from fedvit.models.cuts import Cut
+from fedvit.plan import Plan
+from fedvit.settings import NotNegative
+from fedvit.split import Split, Wire
+
+
+def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> Plan:
+    split = Split(
+        cut=Cut("after", block), body="step", server_lr=server_lr, server_optimizer="sgd", average_every=1, wire=wire
+    )
+    return split_plan("minibatch_sfl", split)

@@ -1,0 +1,19 @@
+"""SplitFed V1 (Thapa et al. 2022): clients hold the lower blocks, the server a copy of the rest for each of them.
+
+Labels go to the server. Copies and clients' parts are averaged after every round, without regard to sizes.
+Departs from the paper: Adam keeps its state through a round (the released code makes it anew every batch); clients are
+tested after averaging. `block` blocks are the client's.
+"""
+
+from fedvit.methods.fedv import Block, split_plan
+from fedvit.models.cuts import Cut
+from fedvit.plan import Plan
+from fedvit.settings import NotNegative
+from fedvit.split import Split, Wire
+
+
+def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> Plan:
+    split = Split(
+        cut=Cut("after", block), body="copies", server_lr=server_lr, server_optimizer="adam", average_every=1, wire=wire
+    )
+    return split_plan("splitfed_v1", split)

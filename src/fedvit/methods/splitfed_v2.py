@@ -1,0 +1,17 @@
+"""SplitFed V2 (Thapa et al. 2022): as V1, with one model at the server that serves client after client.
+
+Departs from the paper: as V1. Clients take turns in random order; the server's Adam keeps its state.
+"""
+
+from fedvit.methods.fedv import Block, split_plan
+from fedvit.models.cuts import Cut
+from fedvit.plan import Plan
+from fedvit.settings import NotNegative
+from fedvit.split import Split, Wire
+
+
+def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> Plan:
+    split = Split(
+        cut=Cut("after", block), body="turns", server_lr=server_lr, server_optimizer="adam", average_every=1, wire=wire
+    )
+    return split_plan("splitfed_v2", split)

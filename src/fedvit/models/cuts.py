@@ -1,0 +1,139 @@
+"""A ViT in three parts for split learning: head and tail at the client, the body between them at the server."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedvit.errors import UserError
+from fedvit.roles import Selector, state_names
+from fedvit.tree import Tree
+
+EMBEDDING = ("patch_embed", "cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre")
+TAIL = ("norm", "fc_norm", "attn_pool", "head", "head_dist")
+Where = Literal["head", "body", "tail"]
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a ViT is cut.
+
+    B: the head is all that comes before the blocks, the tail final norm and classifier. A: the head is the patch
+    embedding alone, the tail the classifier alone. after: the head also has the first `block` blocks, and everything
+    behind them is the body, the classifier included. vibs: as B, but without tokens and positions, and the body ends
+    after a number of blocks that changes, in a pseudo class token.
+    """
+
+    kind: Literal["A", "B", "after", "vibs"] = "B"
+    block: int = 0
+
+    def part_of(self, name: str) -> Where:
+        """The part that a weight belongs to."""
+        first, _, rest = name.partition(".")
+        if self.kind in ("A", "vibs") and first in EMBEDDING:
+            return "head" if first == "patch_embed" else "body"
+        if first in EMBEDDING:
+            return "head"
+        if self.kind == "after":
+            return "head" if first == "blocks" and int(rest.partition(".")[0]) < self.block else "body"
+        if first in TAIL and not (self.kind == "A" and first == "norm"):
+            return "tail"
+        return "body"
+
+    def names(self, model: nn.Module, *parts: Where) -> list[str]:
+        return [name for name in state_names(model) if self.part_of(name) in parts]
+
+    def selector(self, *parts: Where) -> Selector:
+        return Selector(" and ".join(parts), lambda model: set(self.names(model, *parts)))
+
+    def check(self, model: nn.Module) -> None:
+        """Raise where a model cannot be cut like this."""
+        if not isinstance(model, VisionTransformer):
+            raise UserError(
+                f"{type(model).__name__} cannot be cut for split learning: only a chain of blocks between an embedding "
+                "and a classifier can; choose a timm ViT or DeiT, such as vit_tiny_patch16_224"
+            )
+        depth = len(model.blocks)
+        if self.kind == "after" and not 0 <= self.block < depth:
+            raise UserError(f"cannot cut after block {self.block} of {depth}: choose 0 to {depth - 1}")
+        if self.kind == "after" and hasattr(model, "adapter"):
+            raise UserError("one adapter for all blocks would lie on both sides of the cut: use tune.per_layer=true")
+        if self.kind == "vibs" and model.global_pool != "token":
+            raise UserError("this method needs a ViT that classifies by its class token; choose another model")
+
+
+class Stage(nn.Module):
+    """One piece of the forward pass, under the weights' own names."""
+
+    def __init__(self, module: nn.Module, run: Callable[[Tensor], Tensor], names: Sequence[str]):
+        super().__init__()
+        self.module, self.run, self.names = module, run, list(names)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+    def under(self, weights: Tree, x: Tensor) -> Tensor:
+        """This stage with other weights; a weight that is not given is the module's own."""
+        mine = {f"module.{name}": weights[name] for name in self.names if name in weights}
+        out: Tensor = functional_call(self, mine, (x,))
+        return out
+
+
+class Parts:
+    """The stages of a model that is cut; all of them run on the one module."""
+
+    def __init__(self, model: nn.Module, cut: Cut):
+        assert isinstance(model, VisionTransformer)
+        self.model, self.cut = model, cut
+        self.rows = needed_rows(model) if cut.kind in ("A", "B") else None
+        blocks = [Stage(model, block, under(model, f"blocks.{i}")) for i, block in enumerate(model.blocks)]
+        if hasattr(model, "adapter"):
+            for stage in blocks:
+                stage.names += under(model, "adapter")
+        patches = Stage(model, model.patch_embed, under(model, "patch_embed"))
+        tokens = Stage(model, self.add_tokens, under(model, *EMBEDDING[1:]))
+        norm = Stage(model, model.norm, under(model, "norm"))
+        classify = Stage(model, model.forward_head, under(model, *TAIL[1:]))
+        match cut.kind:
+            case "B":
+                self.head, self.body, self.tail = [patches, tokens], blocks, [norm, classify]
+            case "A":
+                self.head, self.body, self.tail = [patches], [tokens, *blocks, norm], [classify]
+            case "after":
+                self.head = [patches, tokens, *blocks[: cut.block]]
+                self.body, self.tail = [*blocks[cut.block :], norm, classify], []
+            case "vibs":
+                pseudo = Stage(model, model.get_submodule("pseudo_token"), under(model, "pseudo_token"))
+                self.head, self.body, self.tail = [patches], [*blocks, pseudo], [norm, classify]
+
+    def add_tokens(self, x: Tensor) -> Tensor:
+        tokens: Tensor = self.model._pos_embed(x)
+        return self.model.norm_pre(self.model.patch_drop(tokens))  # type: ignore[no-any-return]
+
+    def run(self, part: Where, weights: Tree, x: Tensor, *, depth: int | None = None) -> Tensor:
+        """A part's output. `depth` ends a changing body after so many blocks."""
+        for stage in self.stages(part, depth):
+            x = stage.under(weights, x)
+        return self.rows_of(x) if part == "body" else x
+
+    def stages(self, part: Where, depth: int | None = None) -> list[Stage]:
+        chain = {"head": self.head, "body": self.body, "tail": self.tail}[part]
+        return chain if depth is None or part != "body" else [*chain[:depth], chain[-1]]
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """The tokens that the tail needs; the others would cross for nothing."""
+        return x if self.rows is None else x[:, : self.rows]
+
+
+def under(model: nn.Module, *paths: str) -> list[str]:
+    return [name for name in state_names(model) if any(name == p or name.startswith(p + ".") for p in paths)]
+
+
+def needed_rows(model: VisionTransformer) -> int | None:
+    """How many of the first tokens a classifier looks at; None: all."""
+    if model.global_pool != "token" or getattr(model, "attn_pool", None) is not None:
+        return None
+    return 2 if hasattr(model, "head_dist") else 1
