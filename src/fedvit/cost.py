@@ -12,7 +12,7 @@ from fedvit.models.cuts import Parts, Where
 from fedvit.payload import Payload
 from fedvit.plan import Plan
 from fedvit.settings import Experiment
-from fedvit.split import ClientSide, ServerSide, Split
+from fedvit.split import ClientSide, ServerSide, SplitPlan
 from fedvit.split_rounds import Loopback, one_step
 from fedvit.worker import Net, make_net, window_of
 
@@ -91,7 +91,7 @@ def split_costs(net: Net, batch: int) -> dict[str, Any]:
     }
 
 
-def step_nbytes(net: Net, split: Split, parts: Parts, batch: int) -> dict[str, int]:
+def step_nbytes(net: Net, split: SplitPlan, parts: Parts, batch: int) -> dict[str, int]:
     """Tensor bytes of one step of one client, by direction; the start of a round and averages are not in it."""
     client = net.bare_client()
     client.settings = replace(client.settings, batch=batch, device=next(net.module.parameters()).device)

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedvit import config, results
+from fedvit import config, results, tree
 from fedvit.checkpoint import load_checkpoint, save_checkpoint
+from fedvit.client import Memory
 from fedvit.cost import split_costs
 from fedvit.data import datasets, partition
 from fedvit.data.datasets import Dataset
@@ -29,6 +30,7 @@ from fedvit.ram import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.rounds import Round, evaluate, federate, reached, summarize
 from fedvit.server import Server
 from fedvit.settings import Experiment
+from fedvit.split import SplitPlan, newer_average
 from fedvit.split_rounds import evaluate_split, federate_split
 from fedvit.store import Store
 from fedvit.training import load_
@@ -83,6 +85,8 @@ class Run:
         if server is None:
             raise UserError(f"{self.folder} has no checkpoint yet: run it first")
         server = replace(server, clients=tuple(name for name in split["clients"] if name not in split["unseen"]))
+        if net.plan.split is not None:
+            return split_model(net, net.plan.split, server, store.get(client))
         down = net.plan.dispatch(server, client)
         window = window_of(down)
         owner = net.at(window).bare_client(store.get(client))
@@ -93,6 +97,19 @@ class Run:
             owner = worker.client(client, server.round, store.get(client), window)
         load_(owner.live, net.plan.views(owner, down)["personal"])
         return owner.module.eval()
+
+
+def split_model(net: Net, split: SplitPlan, server: Server, memory: Memory) -> nn.Module:
+    """A client's head and tail around the server's body, as one model."""
+    if split.cut.kind == "vibs":
+        raise UserError(
+            f"{net.plan.name} ends in the middle of the body, which is not a whole model: use another method"
+        )
+    updated = memory.get("updated", 0.0)
+    assert isinstance(updated, float)
+    own = net.bare_client(memory).personal()
+    load_(net.live, tree.overlay(own, newer_average(split, server.memory, updated), server.shared))
+    return net.module.eval()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedvit.models.plugins import Plugin
 from fedvit.payload import Payload, flatten, unflatten
 from fedvit.roles import SHARED, Roles, Rules, everything
 from fedvit.server import Server
-from fedvit.split import Split
+from fedvit.split import SplitPlan
 from fedvit.training import descend
 from fedvit.tree import Tree
 
@@ -84,7 +84,7 @@ class Plan:
     weighting: Literal["samples", "equal"] = "samples"
     schedule: Literal["sampled", "every_round"] = "sampled"  # who trains: the cohort, or everybody
     pooled: bool = False  # one owner of all data trains; nothing crosses
-    split: Split | None = None  # a protocol of its own: activations and gradients cross, not weights
+    split: SplitPlan | None = None  # a protocol of its own: activations and gradients cross, not weights
     probe: float = 0.0  # share of each client's training images held out for the method's own choices
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
     admit: Callable[[Sequence[str]], None] = lambda clients: None  # raises if these clients do not suit

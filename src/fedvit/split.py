@@ -27,7 +27,7 @@ BodyRule = Literal["round", "step", "copies", "turns"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class SplitPlan:
     """How a split method learns. The defaults are FedV's."""
 
     cut: Cut = field(default_factory=Cut)
@@ -118,7 +118,7 @@ Requests = Generator[Message | None, Message, None]  # None: the end of a step
 class ClientSide:
     """One client's head and tail in one round. Its optimiser lives on in the client's memory."""
 
-    def __init__(self, split: Split, parts: Parts, client: Client):
+    def __init__(self, split: SplitPlan, parts: Parts, client: Client):
         self.split, self.parts, self.client = split, parts, client
         device = client.settings.device
         self.weights = {name: tensor.to(device, copy=True) for name, tensor in client.personal().items()}
@@ -249,7 +249,7 @@ class ServerSide:
     """The body in one round."""
 
     def __init__(
-        self, split: Split, parts: Parts, body: Tree, memory: dict[str, Tree], round_: int, seed: int, lr: float,
+        self, split: SplitPlan, parts: Parts, body: Tree, memory: dict[str, Tree], round_: int, seed: int, lr: float,
         device: torch.device, *, autocast: Callable[[], Any],
     ):  # fmt: skip
         self.split, self.parts, self.memory, self.round, self.seed = split, parts, memory, round_, seed
@@ -302,12 +302,10 @@ class ServerSide:
 
     def on_start(self, message: Message) -> Payload:
         """The mean of all clients' parts, if it is newer than the client's own."""
-        stamp = int(self.memory["averaged"]["round"]) if "averaged" in self.memory else -1
-        updated = int(message.payload.scalars["updated"])
-        wanted = stamp >= updated if self.split.receives == "all" else 0 < stamp == updated
         depth = self.depth_of(message.client)
         scalars = {} if depth is None else {"depth": float(depth)}
-        return Payload({"average": self.memory["average"]} if stamp >= 0 and wanted else {}, scalars)
+        newer = newer_average(self.split, self.memory, message.payload.scalars["updated"])
+        return Payload({"average": newer} if newer else {}, scalars)
 
     def features(self, message: Message, weights: Tree) -> tuple[Tensor, Tensor]:
         h = unpack(message.payload.trees["h"], self.device).requires_grad_()
@@ -442,6 +440,13 @@ class ServerSide:
                 return {}
             moved[name] = body[name] - self.lr * mean
         return moved
+
+
+def newer_average(split: SplitPlan, memory: Mapping[str, Tree], updated: float) -> Tree:
+    """The server's mean of the clients' parts, for a client that last changed its own in round `updated`."""
+    stamp = int(memory["averaged"]["round"]) if "averaged" in memory else -1
+    wanted = stamp >= updated if split.receives == "all" else stamp == updated > 0
+    return memory["average"] if stamp >= 0 and wanted else {}
 
 
 # Optimisers whose state is kept in trees.

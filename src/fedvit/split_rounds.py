@@ -15,7 +15,7 @@ from fedvit.models.cuts import Parts
 from fedvit.rounds import Round, choose, is_evaluated, reached, summarize
 from fedvit.server import Server
 from fedvit.settings import Experiment
-from fedvit.split import ClientSide, Message, Requests, ServerSide, Split
+from fedvit.split import ClientSide, Message, Requests, ServerSide, SplitPlan
 from fedvit.transport.inprocess import InProcess
 from fedvit.worker import Net
 
@@ -38,7 +38,7 @@ class Loopback:
         return reply
 
 
-def split_of(net: Net) -> Split:
+def split_of(net: Net) -> SplitPlan:
     assert net.plan.split is not None
     return net.plan.split
 
@@ -141,7 +141,7 @@ def one_step(requests: Requests, channel: Loopback) -> bool:
     return True
 
 
-def order(split: Split, present: Sequence[str], seed: int, number: int) -> list[str]:
+def order(split: SplitPlan, present: Sequence[str], seed: int, number: int) -> list[str]:
     """Turns are taken in random order; elsewhere the order does not matter."""
     if split.body != "turns":
         return list(present)

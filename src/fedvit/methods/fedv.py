@@ -16,9 +16,9 @@ from torch import nn
 from fedvit.models.cuts import Cut
 from fedvit.models.plugins import Plugin
 from fedvit.plan import Plan
-from fedvit.roles import FROZEN, PERSONAL, SHARED, Roles, everything, under
+from fedvit.roles import FROZEN, PERSONAL, SHARED, everything, under
 from fedvit.settings import NotNegative, Whole
-from fedvit.split import Split, Wire
+from fedvit.split import SplitPlan, Wire
 from fedvit.tree import Tree
 
 Receives = Literal["all", "sampled"]
@@ -26,26 +26,21 @@ Init = Literal["pretrained", "random"]
 Block = Annotated[int, Field(ge=0)]
 
 
-def split_plan(name: str, split: Split, build: tuple[Plugin, ...] = ()) -> Plan:
+def split_plan(name: str, split: SplitPlan, build: tuple[Plugin, ...] = ()) -> Plan:
     """A plan whose head and tail are the clients' own and whose body is the server's."""
     own = split.cut.selector("head", "tail")
     unused = under("cls_token", "pos_embed", "reg_token")
-
-    def check(module: nn.Module, roles: Roles) -> None:
-        split.cut.check(module)
-
     return Plan(
         name=name,
         split=split,
         build=build,
         roles=(*(((unused, FROZEN),) if split.cut.kind == "vibs" else ()), (own, PERSONAL), (everything, SHARED)),
         weighting="equal",
-        check=check,
         remembers=lambda module, trainable: {"Adam": both_moments(split, module, trainable)},
     )
 
 
-def both_moments(split: Split, module: nn.Module, trainable: Tree) -> Tree:
+def both_moments(split: SplitPlan, module: nn.Module, trainable: Tree) -> Tree:
     """What Adam keeps of a client's weights between rounds: two numbers each, and a count."""
     names = [name for name in split.cut.names(module, "head", "tail") if name in trainable]
     count = trainable[names[0]].new_zeros(1) if names else None
@@ -61,5 +56,7 @@ def plan(
     init: Init = "pretrained",
     wire: Wire = "fp32",
 ) -> Plan:
-    split = Split(cut=Cut(cut), server_lr=server_lr, average_every=fedround, receives=receives, init=init, wire=wire)
+    split = SplitPlan(
+        cut=Cut(cut), server_lr=server_lr, average_every=fedround, receives=receives, init=init, wire=wire
+    )
     return split_plan("fedv", split)

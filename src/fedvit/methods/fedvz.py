@@ -13,7 +13,7 @@ from fedvit.methods.fedv import Init, Receives, split_plan
 from fedvit.models.cuts import Cut
 from fedvit.plan import Plan
 from fedvit.settings import Count, NotNegative, Positive, Whole
-from fedvit.split import Split, Wire
+from fedvit.split import SplitPlan, Wire
 
 
 def plan(
@@ -27,7 +27,7 @@ def plan(
     init: Init = "pretrained",
     wire: Wire = "fp32",
 ) -> Plan:
-    split = Split(
+    split = SplitPlan(
         cut=Cut(cut), gradient="spsa", epsilon=epsilon, draws=draws, black_box=black_box, server_lr=server_lr,
         average_every=fedround, receives=receives, init=init, wire=wire,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from fedvit.methods.fedv import Init, Receives, split_plan
 from fedvit.models.cuts import Cut
 from fedvit.plan import Plan
 from fedvit.settings import NotNegative, Whole
-from fedvit.split import Split, Wire
+from fedvit.split import SplitPlan, Wire
 
 
 def plan(
@@ -21,7 +21,7 @@ def plan(
     init: Init = "pretrained",
     wire: Wire = "fp32",
 ) -> Plan:
-    split = Split(
+    split = SplitPlan(
         cut=Cut(cut), body="step", server_lr=server_lr, server_optimizer="adam", average_every=fedround,
         receives=receives, init=init, wire=wire,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from fedvit.models.cuts import Cut
 from fedvit.models.plugins import Pseudo
 from fedvit.plan import Plan
 from fedvit.settings import Count, NotNegative, Whole
-from fedvit.split import Split, Wire
+from fedvit.split import SplitPlan, Wire
 
 
 def plan(
@@ -23,7 +23,7 @@ def plan(
     receives: Receives = "all",
     wire: Wire = "fp32",
 ) -> Plan:
-    split = Split(
+    split = SplitPlan(
         cut=Cut("vibs"), body="copies", server_lr=server_lr, server_optimizer="adam", average_every=fedround,
         receives=receives, depths=blocks or 0, wire=wire,
     )  # fmt: skip

@@ -8,11 +8,11 @@ from fedvit.methods.fedv import Block, split_plan
 from fedvit.models.cuts import Cut
 from fedvit.plan import Plan
 from fedvit.settings import NotNegative
-from fedvit.split import Split, Wire
+from fedvit.split import SplitPlan, Wire
 
 
 def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> Plan:
-    split = Split(
+    split = SplitPlan(
         cut=Cut("after", block), body="step", server_lr=server_lr, server_optimizer="sgd", average_every=1, wire=wire
     )
     return split_plan("minibatch_sfl", split)

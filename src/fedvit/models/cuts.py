@@ -47,7 +47,13 @@ class Cut:
         return [name for name in state_names(model) if self.part_of(name) in parts]
 
     def selector(self, *parts: Where) -> Selector:
-        return Selector(" and ".join(parts), lambda model: set(self.names(model, *parts)))
+        """The weights of these parts, in a model that can be cut like this."""
+
+        def match(model: nn.Module) -> set[str]:
+            self.check(model)
+            return set(self.names(model, *parts))
+
+        return Selector(" and ".join(parts), match)
 
     def check(self, model: nn.Module) -> None:
         """Raise where a model cannot be cut like this."""

@@ -125,7 +125,7 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
     table.add_column("number", justify="right")
     for role, count in cost["params"].items():
         table.add_row(f"{role} parameters", f"{count:,}")
-    for way, nbytes in cost["nbytes"].items():
+    for way, nbytes in () if "step_nbytes" in cost else cost["nbytes"].items():
         table.add_row(f"bytes {way}, per sampled client and round", f"{nbytes:,}")
     table.add_row("multiply-adds of one forward pass, per image", f"{cost['macs_per_example']:,}")
     table.add_row("bytes a client keeps between rounds", f"{cost['memory_nbytes']:,}")
