@@ -12,14 +12,18 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from fedvit import randomness, tree
+from fedvit.cost import cost
+from fedvit.errors import UserError
 from fedvit.experiment import Run
 from fedvit.methods import METHODS
+from fedvit.models.classifier import state
 from fedvit.models.cuts import Cut, Parts, Stage
 from fedvit.payload import Payload
 from fedvit.rounds import Round
 from fedvit.split import Message, ServerSide, SplitPlan, pack, unpack
-from fedvit.split_rounds import Loopback, federate_split
+from fedvit.split_rounds import Loopback, evaluate_split, federate_split
 from fedvit.training import descend
+from fedvit.tunes import TUNES
 from tests.conftest import Bench, finish, same_trees, tiny
 from tests.test_command_line import call
 
@@ -215,6 +219,31 @@ def test_what_crosses_is_counted_and_says_no_more_than_it_must(
         total = sum(sent.values()) + sum(m.payload.nbytes for pair in first.values() for m in pair)
         assert total == sum(done.ledger.up) + sum(done.ledger.down)
         assert set(done.scores or {}) == set(names), "a client was not evaluated"
+
+
+@pytest.mark.parametrize("tune", [*TUNES, "norm,blocks.1"])
+@pytest.mark.parametrize("method", SPLIT)
+def test_a_split_plan_runs_under_every_tune(method: str, tune: str, tmp_path: Path) -> None:
+    sets = {"tune.per_layer": True} if tune == "adapter" else {}
+    rounds, bench = trained(f"{method}+{tune}", tmp_path, sets)
+    net = bench.net
+    assert same_trees(tree.pick(state(net.module), net.roles.frozen), net.frozen), "a frozen weight moved"
+    for name in bench.store.versions:
+        own = bench.store.get(name).get("personal", {})
+        assert isinstance(own, dict)
+        assert set(own) == set(net.roles.personal)
+    assert set(rounds[-1].server.shared) == set(net.roles.shared)
+    costs = cost(bench.experiment, 10)
+    kept = list(map(bench.store.get, bench.store.versions))
+    largest = max(sum(tree.nbytes(t) for t in memory.values() if isinstance(t, dict)) for memory in kept)
+    assert largest <= costs["memory_nbytes"]
+    again, _ = evaluate_split(net, rounds[-1].server, bench.transport, list(bench.split.clients), 2)
+    assert again == rounds[-1].scores, "evaluation does not repeat"
+
+
+def test_one_adapter_for_all_blocks_cannot_lie_on_both_sides(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="both sides of the cut"):
+        Bench(tiny("splitfed_v1+adapter"), tmp_path)
 
 
 def test_only_the_class_tokens_row_crosses(overheard: list[Message], tmp_path: Path) -> None:

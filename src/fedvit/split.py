@@ -169,7 +169,7 @@ class ClientSide:
         client.memory["personal"] = end
         client.memory["updated"] = float(client.round)
         client.memory.update(state_of(optimizer, self.leaves) if optimizer is not None else {})
-        if average:
+        if average and end:
             yield self.message(total, "parts", {"parts": end})
 
     def take_average(self, content: Payload) -> None:
@@ -281,8 +281,17 @@ class ServerSide:
         message = Message.from_bytes(request)
         if message.round != self.round:
             raise ValueError(f"a message of round {message.round} came in round {self.round}")
-        content = getattr(self, f"on_{message.kind}")(message)
-        return message.answered(content).to_bytes()
+        answers: dict[str, Callable[[Message], Payload]] = {
+            "start": self.on_start,
+            "forward": self.on_forward,
+            "backward": self.on_backward,
+            "labelled": self.on_labelled,
+            "probe": self.on_probe,
+            "losses": self.on_losses,
+            "parts": self.on_parts,
+            "infer": self.on_infer,
+        }
+        return message.answered(answers[message.kind](message)).to_bytes()
 
     def weights_for(self, client: str) -> Tree:
         if self.split.body != "copies":

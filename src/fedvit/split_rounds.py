@@ -9,6 +9,7 @@ import torch
 
 from fedvit import randomness
 from fedvit.client import Memory
+from fedvit.errors import UserError
 from fedvit.evaluation import score
 from fedvit.ledger import Ledger, per_client
 from fedvit.models.cuts import Parts
@@ -16,6 +17,7 @@ from fedvit.rounds import Round, choose, is_evaluated, reached, summarize
 from fedvit.server import Server
 from fedvit.settings import Experiment
 from fedvit.split import ClientSide, Message, Requests, ServerSide, SplitPlan
+from fedvit.training import all_finite
 from fedvit.transport.inprocess import InProcess
 from fedvit.worker import Net
 
@@ -126,6 +128,11 @@ def split_round(
         ledger.down.append(channel.down[name])
         ledger.up.append(channel.up[name])
     body, memory = side.end_of_round()
+    if not all_finite(body):
+        raise UserError(
+            f"the body's weights became infinite or not a number in round {number}; try a smaller method.server_lr "
+            f"(now {side.lr:g}). The last checkpoint is still good."
+        )
     loss = sum(count * value for count, value in losses) / sum(count for count, _ in losses)
     return replace(server, round=number, shared=body, memory=memory), loss, failed
 

@@ -231,11 +231,15 @@ def learns_statistics(module: nn.Module) -> bool:
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in module.modules())
 
 
+def all_finite(weights: Tree) -> bool:
+    norms = torch._foreach_norm([t for t in weights.values() if t.is_floating_point()]) if weights else ()
+    return all(bool(norm.isfinite()) for norm in norms)
+
+
 def check_finite(client: Client, end: Tree) -> None:
     """A loss or weight that is no longer a number ends the run before it spreads or is written down."""
     loss, settings = client.scalars["loss"], client.settings
-    norms = torch.stack(torch._foreach_norm([t for t in end.values() if t.is_floating_point()]))
-    if math.isfinite(loss) and bool(norms.isfinite().all()):
+    if math.isfinite(loss) and all_finite(end):
         return
     what = f"training loss of client {client.id} became {loss}"
     if math.isfinite(loss):
