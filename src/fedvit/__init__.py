@@ -22,11 +22,13 @@ def run(
     class_names: Sequence[str] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    workers: int = 1,
     settings: dict[str, Any] | None = None,
     **flags: Any,
 ) -> "Run":
     """Run an experiment as `fedvit run` does; `settings` are its `--set`s, other arguments its flags.
 
+    With `workers` above 1 the call must stand under `if __name__ == "__main__":`, since processes are started.
     `data` is a name, an npz file or a folder, or each client's own data by its name: (images, labels) arrays, or a
     torch Dataset of (image, label).
     """
@@ -45,7 +47,7 @@ def run(
     place = Path(out) if out is not None else None
     flags = {**flags, "data": name}
     resolved, folder = running.settle(file, settings or {}, flags, place, resume=resume, groups=groups)
-    for _ in running.start_or_resume(resolved, folder, resume=resume, dataset=dataset):
+    for _ in running.start_or_resume(resolved, folder, resume=resume, dataset=dataset, workers=workers):
         pass
     return Run(folder)
 

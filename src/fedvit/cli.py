@@ -68,6 +68,7 @@ class Common:
     """The flags of every command that trains, beside the experiment's."""
 
     out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results (default: a name under runs/).")] = None  # fmt: skip
+    workers: Annotated[int, typer.Option(help="Processes that share the clients' work; the result is the same for any number.", min=1)] = 1  # fmt: skip
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; repeatable.")] = None  # fmt: skip
@@ -154,7 +155,7 @@ def run(
 
         sets = config.parse_sets(flags["sets"] or [])
         settings, folder = running.settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
-        steps = running.start_or_resume(settings, folder, resume=resume)
+        steps = running.start_or_resume(settings, folder, resume=resume, workers=flags["workers"])
         with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
             progress.start(settings.label, len(Run(folder).rounds) if resume else 0)
             for done in steps:
@@ -199,7 +200,10 @@ def compare(
         total = sum(experiment.train.rounds for row in table for experiment in row.experiments.values())
         with Progress(err, total, quiet=flags["quiet"]) as progress:
             steps = comparing.compare(
-                table, folder, lambda row, seed, done: progress.start(f"{row.label}, seed {seed}", done)
+                table,
+                folder,
+                lambda row, seed, done: progress.start(f"{row.label}, seed {seed}", done),
+                flags["workers"],
             )
             for done in steps:
                 progress.step(done)

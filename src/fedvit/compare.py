@@ -110,7 +110,10 @@ def default_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
 
 
 def compare(
-    rows: Sequence[Row], folder: Path, on_start: Callable[[Row, int, int], None] = lambda *_: None
+    rows: Sequence[Row],
+    folder: Path,
+    on_start: Callable[[Row, int, int], None] = lambda *_: None,
+    workers: int = 1,
 ) -> Iterator[Round]:
     """Run what is not finished, seed by seed, and write compare.json at the end."""
     alone = local_row(rows)
@@ -118,7 +121,7 @@ def compare(
         for row in sorted(rows, key=lambda row: row is not alone):
             run = run_of(folder, row, seed)
             local = None if row is alone else LocalBaseline.of(run_of(folder, alone, seed))
-            steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local)
+            steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local, workers=workers)
             on_start(row, seed, len(run.rounds))
             yield from steps
     results.write_json(folder / "compare.json", [entry(row, folder) for row in rows])

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
@@ -34,7 +34,9 @@ from fedvit.split import SplitPlan, newer_average
 from fedvit.split_rounds import evaluate_split, federate_split
 from fedvit.store import Store
 from fedvit.training import load_
+from fedvit.transport import Transport
 from fedvit.transport.inprocess import InProcess
+from fedvit.transport.workers import Workers
 from fedvit.worker import Net, Worker, make_net, window_of
 
 log = logging.getLogger(__name__)
@@ -142,13 +144,17 @@ def run_rounds(
     resume: bool = False,
     local: LocalBaseline | None = None,
     dataset: Dataset | None = None,
+    workers: int = 1,
 ) -> Iterator[Round]:
-    """Run the experiment in its folder, a round at a time; the files are complete when the iterator ends."""
+    """Run the experiment in its folder, a round at a time; the files are complete when the iterator ends.
+
+    `workers` processes share the clients' work; the result does not depend on their number.
+    """
     begin = time.perf_counter()
     reset_peak_rss()
     torch.set_num_threads(experiment.run.threads)
     device = torch.device(experiment.run.device)
-    with run_log() as log_to:
+    with run_log() as log_to, ExitStack() as stack:
         dataset, split = load_data(experiment, dataset)
         net = make_net(experiment, dataset.classes, device)
         worker = Worker(experiment, net, dataset, split, device)
@@ -172,7 +178,10 @@ def run_rounds(
         timings = results.keep_rounds(folder / "timings.jsonl", server.round)
         setup = time.perf_counter() - begin
 
-        transport = InProcess(worker, store)
+        inner = InProcess(worker, store)
+        transport: Transport = inner
+        if workers > 1 and net.plan.split is None and not net.plan.pooled:
+            transport = stack.enter_context(Workers(inner, dataset, workers))
         test_samples = {name: len(split.clients[name].test) for name in split.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         wanted = experiment.run.until_accuracy
@@ -180,7 +189,7 @@ def run_rounds(
         if net.plan.split is None:
             loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
         else:
-            loop = federate_split(net, server, transport, experiment, test_samples)
+            loop = federate_split(net, server, inner, experiment, test_samples)
         for done in () if over else loop:
             rows.append(done.row)
             if done.scores is not None:
@@ -196,7 +205,7 @@ def run_rounds(
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])
             server = done.server
             yield done
-        unseen = evaluate_unseen(Run(folder), net, server, transport, split) if split.unseen else None
+        unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
         seconds = setup + sum(sum(timing["seconds"].values()) for timing in timings)
         write_summary(Run(folder), experiment, net, rows, local, unseen, seconds)
 

@@ -1,5 +1,7 @@
 """Which folder a run may use, and with which settings: fresh, to be continued, finished, or another run's."""
 
+import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ from fedvit.errors import UserError
 from fedvit.experiment import LocalBaseline, Run, run_rounds
 from fedvit.rounds import Round
 from fedvit.settings import Experiment
+
+log = logging.getLogger(__name__)
 
 
 def default_folder(experiment: Experiment) -> Path:
@@ -40,18 +44,27 @@ def start_or_resume(
     resume: bool,
     local: LocalBaseline | None = None,
     dataset: Dataset | None = None,
+    workers: int = 1,
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
+    warn_of_too_many(experiment.run.threads, workers)
     if not (folder / "run.toml").is_file():
         if folder.exists() and (not folder.is_dir() or any(path.suffix != ".partial" for path in folder.iterdir())):
             raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
-        return run_rounds(experiment, folder, local=local, dataset=dataset)
+        return run_rounds(experiment, folder, local=local, dataset=dataset, workers=workers)
     if not resume:
         raise UserError(f"{folder} already holds a run: continue or show it with --resume, or give another --out")
     refuse_changes(folder, experiment)
     if Run(folder).finished and Run(folder).experiment.train.rounds == experiment.train.rounds:
         return iter(())
-    return run_rounds(experiment, folder, resume=True, local=local, dataset=dataset)
+    return run_rounds(experiment, folder, resume=True, local=local, dataset=dataset, workers=workers)
+
+
+def warn_of_too_many(threads: int, workers: int) -> None:
+    """More threads than cores only wait for each other."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if threads * workers > cores:
+        log.warning("%d workers x %d threads are more than the %d cores here: that is slower", workers, threads, cores)
 
 
 def refuse_changes(folder: Path, experiment: Experiment) -> None:

@@ -1,0 +1,235 @@
+"""Several processes on one machine, each with one model for its whole life. Messages go through shared memory."""
+
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, multiprocessing
+
+from fedvit import payload
+from fedvit.data.datasets import Dataset
+from fedvit.data.partition import Split
+from fedvit.errors import UserError
+from fedvit.payload import Failure, Payload
+from fedvit.settings import Experiment
+from fedvit.store import memory_from_bytes, memory_to_bytes
+from fedvit.transport import Task
+from fedvit.transport.inprocess import InProcess
+from fedvit.worker import Worker, make_net
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's task for a process: its message and memory, each one block of shared memory."""
+
+    task: Task
+    client: str
+    down: Tensor
+    memory: Tensor
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a process sends back; `problem` is a user's mistake or a traceback."""
+
+    up: Tensor | None = None
+    memory: Tensor | None = None
+    problem: str | None = None
+    mistake: bool = False
+
+
+def share(blob: bytes) -> Tensor:
+    """Bytes as a tensor that crosses between processes without being copied again."""
+    return shared_array(np.frombuffer(bytearray(blob), dtype=np.uint8))
+
+
+def unshare(shared: Tensor) -> bytes:
+    return shared.numpy().tobytes()
+
+
+class Workers:
+    """The transport of `--workers`: as `InProcess`, with the clients' work in other processes.
+
+    Answers come in the order of the messages whatever the order of work, and every client's work depends on its own
+    message and memory alone, so the result does not depend on the number of processes.
+    """
+
+    def __init__(self, inner: InProcess, dataset: Dataset, count: int):
+        self.inner, self.count = inner, count
+        worker, context = inner.worker, multiprocessing.get_context("spawn")
+        pictures = dataset.images if isinstance(dataset.images, np.memmap) else shared_array(dataset.images)
+        source = (worker.experiment, replace(dataset, images=EMPTY_IMAGE, labels=dataset.labels[:1]), worker.split)
+        self.connections: list[Connection] = []
+        self.processes = []
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            arguments = (theirs, *source, map_of(pictures), dataset.labels, device_of(worker.device, number))
+            process = context.Process(target=serve, args=arguments, name=f"fedvit-{number}", daemon=True)
+            process.start()
+            theirs.close()  # so that the end of a process is seen as the end of its pipe
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.terminate()
+
+    def clients(self) -> Sequence[str]:
+        return self.inner.clients()
+
+    def commit(self, round_: int) -> None:
+        self.inner.commit(round_)
+
+    def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
+        names, idle = list(messages), list(self.connections)
+        answers: dict[int, Payload | Failure] = {}
+        running: dict[Connection, int] = {}
+        begun = 0
+        for number, name in enumerate(names):
+            while number not in answers:
+                while idle and begun < len(names) and begun < number + 2 * self.count:  # few answers wait
+                    if not self.start(idle, running, answers, task, begun, names[begun], messages[names[begun]]):
+                        break
+                    begun += 1
+                if number not in answers:
+                    self.collect(task, names, idle, running, answers)
+            yield name, answers.pop(number)
+
+    def start(
+        self,
+        idle: list[Connection],
+        running: dict[Connection, int],
+        answers: dict[int, Payload | Failure],
+        task: Task,
+        number: int,
+        name: str,
+        down: Payload,
+    ) -> bool:
+        """Hand a task to an idle process."""
+        if task == "train" and self.inner.fails(name, int(down.scalars["round"])):
+            answers[number] = Failure("dropped out (train.dropout)")
+            return True
+        connection = idle.pop()
+        memory = share(memory_to_bytes(self.inner.store.get(name)))
+        try:
+            connection.send(Job(task, name, share(payload.to_bytes(down)), memory))
+        except OSError as problem:
+            raise RuntimeError(f"a worker process has died before client {name}") from problem
+        running[connection] = number
+        return True
+
+    def collect(
+        self,
+        task: Task,
+        names: Sequence[str],
+        idle: list[Connection],
+        running: dict[Connection, int],
+        answers: dict[int, Payload | Failure],
+    ) -> None:
+        """Wait for some process and take its answer."""
+        for ready in wait(list(running)):
+            assert isinstance(ready, Connection)
+            number = running.pop(ready)
+            name = names[number]
+            try:
+                done: Done = ready.recv()
+            except (EOFError, OSError) as problem:
+                raise RuntimeError(f"the worker process of client {name} has died; was it out of memory?") from problem
+            if done.problem is not None:
+                raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
+            assert done.up is not None
+            answers[number] = payload.from_bytes(unshare(done.up))
+            if task == "train":
+                assert done.memory is not None
+                self.inner.pending[name] = memory_from_bytes(unshare(done.memory))
+            idle.append(ready)
+
+
+EMPTY_IMAGE = np.zeros((1, 1, 1, 3), dtype=np.uint8)
+
+
+def shared_array(images: np.ndarray) -> Tensor:
+    """An array in memory that processes share."""
+    tensor = torch.from_numpy(np.ascontiguousarray(images)).clone()
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def map_of(images: Any) -> Any:
+    """What is sent of the images: the shared tensor itself, or where the map lies."""
+    if isinstance(images, np.memmap):
+        return str(images.filename), images.dtype.str, images.shape, images.offset
+    return images
+
+
+def open_map(sent: Any) -> np.ndarray:
+    if isinstance(sent, Tensor):
+        return sent.numpy()
+    file, kind, shape, offset = sent
+    return np.memmap(file, dtype=kind, mode="r", shape=shape, offset=offset)
+
+
+def device_of(device: torch.device, number: int) -> str:
+    """One worker per GPU, in turn."""
+    if device.type != "cuda" or device.index is not None:
+        return str(device)
+    return f"cuda:{number % torch.cuda.device_count()}"
+
+
+def serve(
+    connection: Connection, experiment: Experiment, empty: Dataset, split: Split, images: Any, labels: Any, device: str
+) -> None:
+    """A worker process: build the model once, then play clients until the pipe is closed."""
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
+    torch.set_num_threads(experiment.run.threads)
+    worker: Worker | None = None
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            job: Job = connection.recv()
+            try:
+                if worker is None:
+                    dataset = replace(empty, images=open_map(images), labels=labels)
+                    place = torch.device(device)
+                    worker = Worker(experiment, make_net(experiment, dataset.classes, place), dataset, split, place)
+                done = work(worker, job)
+            except UserError as problem:
+                done = Done(problem=str(problem), mistake=True)
+            except Exception:  # whatever it is, the parent must hear of it
+                done = Done(problem=traceback.format_exc())
+            connection.send(done)
+
+
+def work(worker: Worker, job: Job) -> Done:
+    down, memory = payload.from_bytes(unshare(job.down)), memory_from_bytes(unshare(job.memory))
+    if job.task == "evaluate":
+        return Done(share(payload.to_bytes(worker.evaluate(job.client, down, memory))))
+    up, kept = worker.train(job.client, down, memory)
+    return Done(share(payload.to_bytes(up)), share(memory_to_bytes(kept)))
+
+
+def end_with_parent(parent: int) -> None:
+    """A parent that was killed closes no pipes while we compute: look for it."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)

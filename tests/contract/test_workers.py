@@ -1,0 +1,84 @@
+"""Several processes: the same bytes as one, and none is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedvit.errors import UserError
+from fedvit.experiment import load_data
+from fedvit.payload import Payload
+from fedvit.transport.workers import Workers, share, unshare
+from tests.conftest import Bench, finish, tiny
+from tests.contract.test_every_plan import weights
+
+# One of each kind: roles and a plugin, server memory, a merge that learns and a mask, widths, floats in memory.
+KINDS = ["fedperfix+bias", "scaffold", "pfededit", "heterofl", "apfl"]
+
+
+@pytest.mark.parametrize("label", KINDS)
+def test_two_workers_give_the_bytes_of_one(label: str, tmp_path: Path) -> None:
+    experiment = tiny(label, {"train.dropout": 0.2}, cohort=4, rounds=3)
+    one, two = (finish(experiment, tmp_path / str(count), workers=count) for count in (1, 2))
+    for name in ("rounds.jsonl", "clients.csv", "split.json", "run.toml"):
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    assert weights(one) == weights(two)
+
+
+def test_bytes_survive_shared_memory() -> None:
+    blob = os.urandom(1000)
+    assert unshare(share(blob)) == blob
+
+
+def test_a_workers_mistake_is_the_users_and_its_death_is_told(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedavg", {"optimizer": "sgd"}, lr=1e30), tmp_path)
+    dataset, _ = load_data(bench.experiment)
+    down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in ("0", "1")}
+    with Workers(bench.transport, dataset, 2) as workers, pytest.raises(UserError, match="smaller --lr"):
+        list(workers.exchange("train", down))
+    with Workers(bench.transport, dataset, 1) as workers:
+        workers.processes[0].kill()
+        workers.processes[0].join()
+        with pytest.raises(RuntimeError, match="died"):
+            list(workers.exchange("evaluate", down))
+    assert torch.equal(bench.net.live["head.bias"].detach(), bench.net.initial["head.bias"])
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "fedvit",
+        "run",
+        "--rounds",
+        "1000",
+        "--workers",
+        "2",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "r" / "rounds.jsonl").is_file() or not (tmp_path / "r" / "rounds.jsonl").read_text():
+        assert parent.poll() is None
+        assert time.monotonic() < deadline, "no round in two minutes"
+        time.sleep(0.2)
+    workers = children(parent.pid)
+    assert len(workers) >= 2
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.2)
+
+
+def children(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in listed]
