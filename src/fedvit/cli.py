@@ -151,7 +151,7 @@ def run(
         from fedvit import config, running
         from fedvit.experiment import Run
         from fedvit.report.progress import Progress
-        from fedvit.report.tables import summary_table
+        from fedvit.report.tables import summary_table, time_line
 
         sets = config.parse_sets(flags["sets"] or [])
         settings, folder = running.settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
@@ -163,6 +163,7 @@ def run(
         draw_choices(folder)
         if not flags["quiet"]:
             out.print(summary_table(Run(folder).summary))
+            out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
             out.print(f"results: {folder}", soft_wrap=True, highlight=False)
 
 

@@ -67,6 +67,11 @@ class Run:
         return results.read_lines(self.folder / "rounds.jsonl")
 
     @property
+    def timings(self) -> list[dict[str, Any]]:
+        """timings.jsonl, one dictionary a round."""
+        return results.read_lines(self.folder / "timings.jsonl")
+
+    @property
     def clients(self) -> list[dict[str, Any]]:
         """clients.csv, one dictionary a client."""
         return results.read_clients(self.folder / "clients.csv")

@@ -83,6 +83,16 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) -> str:
+    """Where the time went."""
+    phases: dict[str, float] = {}
+    for timing in timings:
+        for phase, seconds in timing["seconds"].items():
+            phases[phase] = phases.get(phase, 0.0) + seconds
+    parts = {"set up": summary["seconds"] - sum(phases.values()), **phases}
+    return f"time: {summary['seconds']:.1f} s ({', '.join(f'{name} {value:.1f}' for name, value in parts.items())})"
+
+
 def split_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, list[int]]]:
     """Images of every class, for every client and part."""
 
