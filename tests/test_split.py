@@ -265,7 +265,7 @@ def test_the_wire_halves_and_quarters(wire: str, size: float, overheard: list[Me
 
 def test_averages_reach_all_clients_or_only_those_of_the_round(tmp_path: Path) -> None:
     for receives, everybody in (("all", True), ("sampled", False)):
-        rounds, bench = trained("fedv", tmp_path / receives, {"fedround": 2, "receives": receives}, rounds=2)
+        rounds, bench = trained("fedv", tmp_path / receives, {"fedround": 2, "receives": receives}, rounds=3)
         memory = rounds[-1].server.memory
         cohort = rounds[-1].row["cohort"]
         ends = [bench.store.get(name)["personal"] for name in cohort]

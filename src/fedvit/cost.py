@@ -92,16 +92,19 @@ def split_costs(net: Net, batch: int) -> dict[str, Any]:
 
 
 def step_nbytes(net: Net, split: SplitPlan, parts: Parts, batch: int) -> dict[str, int]:
-    """Tensor bytes of one step of one client, by direction; the start of a round and averages are not in it."""
+    """Tensor bytes of one step of one client, by direction; the start of a round and averages are not in it.
+
+    All that crosses in a step grows with the batch, so one image is enough to know.
+    """
     client = net.bare_client()
-    client.settings = replace(client.settings, batch=batch, device=next(net.module.parameters()).device)
-    size, everything = net.inputs.size, torch.arange(2 * batch)
-    images = torch.zeros(2 * batch, size, size, 3, dtype=torch.uint8)
+    client.settings = replace(client.settings, batch=1, device=next(net.module.parameters()).device)
+    size, everything = net.inputs.size, torch.arange(2)
+    images = torch.zeros(2, size, size, 3, dtype=torch.uint8)
     client.data = replace(client.data, images=images, labels=torch.zeros_like(everything), train=everything)
     side = ServerSide(split, parts, net.shared, {}, 1, 0, 1.0, client.settings.device, autocast=nullcontext)
     channel = Loopback(side)
     one_step(ClientSide(split, parts, client).requests(average=False), channel)  # the first of two steps
-    return {"down": channel.down["0"], "up": channel.up["0"]}
+    return {"down": batch * channel.down["0"], "up": batch * channel.up["0"]}
 
 
 def up_nbytes(net: Net, round_: int = 1) -> int:

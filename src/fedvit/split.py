@@ -43,12 +43,11 @@ class SplitPlan:
     average_every: int = 20  # rounds between averages of the clients' parts; 0: never
     receives: Literal["all", "sampled"] = "all"
     init: Literal["pretrained", "random"] = "pretrained"  # of the clients' parts
-    depths: int | None = None  # the body ends after 1 to this many blocks, drawn per round and client; 0: up to half
     wire: Wire = "fp32"
 
     def deepest(self, parts: Parts) -> int | None:
         """The most blocks that a changing body passes; None where it does not change."""
-        return None if self.depths is None else self.depths or max(1, len(parts.body) // 2)
+        return (self.cut.block or max(1, len(parts.model.blocks) // 2)) if self.cut.kind == "vibs" else None
 
     @property
     def labels_leave(self) -> bool:
@@ -122,7 +121,8 @@ class ClientSide:
         self.split, self.parts, self.client = split, parts, client
         device = client.settings.device
         self.weights = {name: tensor.to(device, copy=True) for name, tensor in client.personal().items()}
-        parameters = {name for name, _ in client.module.named_parameters()}
+        self.parameters = parameters = {name for name, _ in client.module.named_parameters()}
+        self.body_learns = True
         frozen = split.cut.names(client.module, "head") if split.black_box else []
         self.leaves = {n: nn.Parameter(self.weights[n]) for n in self.weights if n in parameters and n not in frozen}
         self.weights.update(self.leaves)
@@ -151,6 +151,7 @@ class ClientSide:
         client, settings = self.client, self.client.settings
         reply = yield self.message(0, "start", {}, updated=float(client.memory.get("updated", 0.0)))  # type: ignore[arg-type]
         self.take_average(reply.payload)
+        self.body_learns = bool(reply.payload.scalars["learns"])
         if "depth" in reply.payload.scalars:
             client.memory["depth"] = reply.payload.scalars["depth"]
         optimizer = make(settings.optimizer, settings.lr, self.leaves, settings.momentum, settings.weight_decay)
@@ -169,8 +170,9 @@ class ClientSide:
         client.memory["personal"] = end
         client.memory["updated"] = float(client.round)
         client.memory.update(state_of(optimizer, self.leaves) if optimizer is not None else {})
-        if average and end:
-            yield self.message(total, "parts", {"parts": end})
+        own = {name: tensor for name, tensor in end.items() if name in self.leaves or name not in self.parameters}
+        if average and own:
+            yield self.message(total, "parts", {"parts": own})
 
     def take_average(self, content: Payload) -> None:
         """The server's newer mean of all clients' parts, if it has one."""
@@ -190,9 +192,11 @@ class ClientSide:
         loss = F.cross_entropy(logits, y)
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append((len(y), loss.detach()))
-        if not self.split.black_box:
+        body_wants = self.body_learns and self.split.gradient == "exact" and (self.split.body != "round" or last)
+        if h.requires_grad or body_wants:
             assert b.grad is not None
-            reply = yield self.message(step, "backward", {"b": pack(b.grad, wire)}, last=float(last))
+            wanted = float(h.requires_grad)
+            reply = yield self.message(step, "backward", {"b": pack(b.grad, wire)}, last=float(last), wanted=wanted)
             if h.requires_grad:
                 h.backward(unpack(reply.payload.trees["h"], settings.device).to(h.dtype))  # type: ignore[no-untyped-call]
         if last and self.split.gradient == "spsa":
@@ -253,13 +257,15 @@ class ServerSide:
         device: torch.device, *, autocast: Callable[[], Any],
     ):  # fmt: skip
         self.split, self.parts, self.memory, self.round, self.seed = split, parts, memory, round_, seed
-        self.lr = lr if split.server_lr is None else split.server_lr
+        self.lr = lr
         self.device, self.autocast = device, autocast
         self.names = [name for name, _ in parts.model.named_parameters() if name in body]
         self.body = self.leaves_of(body)
         self.copies: dict[str, tuple[Tree, Optimizer | None]] = {}
         self.pending: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # what a backward pass still needs
-        self.gradients: dict[str, list[Tensor]] = {}
+        self.sums: list[Tensor] = []  # of the gradients of so many clients
+        self.count = 0
+        self.folded: Tree = {}  # the sum of the copies whose clients are done
         self.slopes: dict[str, dict[int, float]] = {}  # SPSA: the difference quotient of each draw
         self.ends: list[Tree] = []
         self.optimizer = self.optimizer_of(self.body) if split.body in ("step", "turns") else None
@@ -312,7 +318,7 @@ class ServerSide:
     def on_start(self, message: Message) -> Payload:
         """The mean of all clients' parts, if it is newer than the client's own."""
         depth = self.depth_of(message.client)
-        scalars = {} if depth is None else {"depth": float(depth)}
+        scalars = {"learns": float(bool(self.names)), **({} if depth is None else {"depth": float(depth)})}
         newer = newer_average(self.split, self.memory, message.payload.scalars["updated"])
         return Payload({"average": newer} if newer else {}, scalars)
 
@@ -335,7 +341,8 @@ class ServerSide:
         if not (message.payload.scalars["last"] and self.split.gradient == "spsa"):
             del self.pending[message.client, message.step]
         slope = unpack(message.payload.trees["b"], self.device).to(b.dtype)
-        return Payload({"h": pack(self.back(message, h, b, slope), self.split.wire)})
+        at_input = self.back(message, h, b, slope)
+        return Payload({"h": pack(at_input, self.split.wire)} if message.payload.scalars["wanted"] else {})
 
     def on_labelled(self, message: Message) -> Payload:
         h, logits = self.features(message, self.weights_for(message.client))
@@ -355,15 +362,25 @@ class ServerSide:
                 weights,
                 [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, own, strict=True)],
             )
+        if self.split.body == "copies" and message.payload.scalars["last"]:
+            self.fold(message.client)
         assert at_input is not None
         return at_input
 
     def learn(self, client: str, weights: Tree, gradients: list[Tensor]) -> None:
         if self.split.body in ("round", "step"):
-            self.gradients[client] = gradients
+            self.sums = [a + b for a, b in zip(self.sums, gradients, strict=True)] if self.count else gradients
+            self.count += 1
             return
         optimizer = self.copies[client][1] if self.split.body == "copies" else self.optimizer
         take(optimizer, [weights[name] for name in self.names], gradients)
+
+    def fold(self, client: str) -> None:
+        """A client has taken its last step: its copy goes into the sum, in full precision, and is forgotten."""
+        copy, _ = self.copies.pop(client)
+        added = {name: tensor.detach().double() for name, tensor in copy.items()}
+        self.folded = {n: self.folded[n] + t for n, t in added.items()} if self.folded else added
+        self.count += 1
 
     @torch.no_grad()
     def on_probe(self, message: Message) -> Payload:
@@ -407,22 +424,21 @@ class ServerSide:
         depth = None if most is None else int(message.payload.scalars.get("depth", most))
         with self.autocast():
             b = self.parts.run("body", self.body, h, depth=depth)
-        return Payload({"b": pack(b, self.split.wire)})
+        return Payload({"b": pack(b, "fp32" if self.split.labels_leave else self.split.wire)})
 
     def end_of_step(self) -> None:
         """All clients have sent their gradients of this step: one step along their mean."""
-        if self.split.body == "step" and self.gradients:
-            mean = [torch.stack(column).mean(0) for column in zip(*self.gradients.values(), strict=True)]
-            take(self.optimizer, [self.body[name] for name in self.names], mean)
-            self.gradients.clear()
+        if self.split.body == "step" and self.count:
+            take(self.optimizer, [self.body[name] for name in self.names], [total / self.count for total in self.sums])
+            self.sums, self.count = [], 0
 
     def end_of_round(self) -> tuple[Tree, dict[str, Tree]]:
         """The body and the server's memory after the round."""
         body = {name: tensor.detach() for name, tensor in self.body.items()}
         if self.split.body == "round":
             body.update(self.one_step(body))
-        elif self.copies:
-            body = tree.mean((1.0, {n: t.detach() for n, t in copy.items()}) for copy, _ in self.copies.values())
+        elif self.folded:
+            body = {name: (total / self.count).to(body[name].dtype) for name, total in self.folded.items()}
         memory = dict(self.memory)
         if self.optimizer is not None:
             memory.update(
@@ -437,8 +453,8 @@ class ServerSide:
         """FedV's step of a round: along the mean over clients of their last batch's gradient."""
         moved = {}
         for number, name in enumerate(self.names):
-            if self.gradients:
-                mean = torch.stack([gradients[number] for gradients in self.gradients.values()]).mean(0)
+            if self.count:
+                mean = self.sums[number] / self.count
             elif self.slopes:
                 total = torch.zeros_like(body[name])
                 for client, quotients in self.slopes.items():
@@ -453,9 +469,8 @@ class ServerSide:
 
 def newer_average(split: SplitPlan, memory: Mapping[str, Tree], updated: float) -> Tree:
     """The server's mean of the clients' parts, for a client that last changed its own in round `updated`."""
-    stamp = int(memory["averaged"]["round"]) if "averaged" in memory else -1
-    wanted = stamp >= updated if split.receives == "all" else stamp == updated > 0
-    return memory["average"] if stamp >= 0 and wanted else {}
+    newer = split.receives == "all" and "averaged" in memory and int(memory["averaged"]["round"]) >= updated
+    return memory["average"] if newer else {}
 
 
 # Optimisers whose state is kept in trees.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedvit import randomness
+from fedvit import randomness, tree
 from fedvit.client import Memory
 from fedvit.errors import UserError
 from fedvit.evaluation import score
@@ -19,7 +19,7 @@ from fedvit.settings import Experiment
 from fedvit.split import ClientSide, Message, Requests, ServerSide, SplitPlan
 from fedvit.training import all_finite
 from fedvit.transport.inprocess import InProcess
-from fedvit.worker import Net
+from fedvit.worker import Net, rate_factor
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,10 @@ def federate_split(
 
 
 def server_side(net: Net, parts: Parts, server: Server, transport: InProcess, number: int) -> ServerSide:
-    settings = transport.worker.settings(number)
+    settings, train, split = transport.worker.settings(number), transport.worker.experiment.train, split_of(net)
+    lr = settings.lr if split.server_lr is None else split.server_lr * rate_factor(train, number)
     return ServerSide(
-        split_of(net), parts, server.shared, dict(server.memory), number, settings.seed, settings.lr, settings.device,
+        split, parts, server.shared, dict(server.memory), number, settings.seed, lr, settings.device,
         autocast=settings.autocast,
     )  # fmt: skip
 
@@ -103,12 +104,13 @@ def split_round(
     failed = [name for name in cohort if transport.fails(name, number)]
     for name in failed:
         log.warning("round %d: client %s dropped out (train.dropout)", number, name)
+    ledger.down += [0] * len(failed)
     present = [name for name in cohort if name not in failed]
     if not present:
         return replace(server, round=number), None, failed
     side = server_side(net, parts, server, transport, number)
     channel = Loopback(side)
-    average = bool(split.average_every) and number % split.average_every == 0
+    average = bool(split.average_every) and (number - 1) % split.average_every == 0  # rounds count from 0 in the papers
     net.module.train()
     sides = {name: ClientSide(split, parts, worker.client(name, number, transport.store.get(name))) for name in present}
     requests = {name: sides[name].requests(average=average) for name in present}
@@ -128,6 +130,12 @@ def split_round(
         ledger.down.append(channel.down[name])
         ledger.up.append(channel.up[name])
     body, memory = side.end_of_round()
+    if side.ends and split.receives == "sampled":
+        for number_of, name in enumerate(present):
+            own = transport.pending[name]["personal"]
+            assert isinstance(own, dict)
+            transport.pending[name]["personal"] = tree.overlay(own, memory["average"])
+            ledger.down[len(failed) + number_of] += tree.nbytes(memory["average"])
     if not all_finite(body):
         raise UserError(
             f"the body's weights became infinite or not a number in round {number}; try a smaller method.server_lr "

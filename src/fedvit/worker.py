@@ -25,6 +25,7 @@ from fedvit.plan import Plan, client_round
 from fedvit.roles import Roles, assign
 from fedvit.server import Server
 from fedvit.settings import Experiment, TrainSettings
+from fedvit.split import SplitPlan
 from fedvit.training import descend, holding, load_
 from fedvit.tree import Tree
 from fedvit.tunes import Tune, make_tune, trainable_names
@@ -127,6 +128,8 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
             "choose another tune, such as full or bias"
         )
     plan.check(module, roles)
+    if plan.split is not None:
+        check_split_settings(experiment, plan.split)
     for simpler in (METHODS["fedavg"](), METHODS["local"](), METHODS["fedper"]()):
         if differ_in_roles_only(plan, simpler):
             same = assign(module, simpler.roles, trainable_names(module, tune, simpler.build)) == roles
@@ -135,7 +138,8 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     if plan.split is not None and plan.split.init == "random" and not model.from_scratch:
         untrained = model.model_copy(update={"weights": None, "pretrained": False})
         fresh = state(build(untrained, classes, joined(plan.build, tune.build), experiment.run.seed))
-        load_(state(module), tree.pick(fresh, plan.split.cut.names(module, "head", "tail")))
+        names = [name for name in plan.split.cut.names(module, "head", "tail") if name in roles.trainable]
+        load_(state(module), tree.pick(fresh, names))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     module = module.to(device)
     return Net(
@@ -149,6 +153,18 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         live=state(module),
         classes=classes,
     )
+
+
+def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
+    """Settings that mean nothing where activations cross instead of weights are refused, not ignored."""
+    run = experiment.run
+    if run.before_after or run.evaluate == "in_round" or experiment.train.weighting == "samples":
+        raise UserError(
+            f"{experiment.label} is split learning, which knows no run.before_after, no run.evaluate=in_round and no "
+            "train.weighting=samples: leave them out"
+        )
+    if split.black_box and split.init == "random" and not experiment.model.from_scratch:
+        raise UserError("black_box=true leaves the head as it is, and init=random would leave it random: choose one")
 
 
 def differ_in_roles_only(a: Plan, b: Plan) -> bool:

@@ -4,8 +4,8 @@ During a round the body is fixed and clients train head and tail through it; aft
 mean gradient of their last batches. Every `fedround` rounds heads and tails are averaged.
 Departs from the paper: cut=B puts tokens and positions with the client and the final norm in the tail, which the paper
 leaves open; cut=A is FESTA's. init=pretrained keeps the pre-trained head (the paper draws it at random: init=random).
-Heads and tails are averaged after round 20, 40, ..., and all clients get the average (receives=sampled: only those of
-that round). Only the class token's row of the body's output crosses.
+Heads and tails are averaged after rounds 1, 21, 41, ... (the paper counts from 0), and all clients get the average
+(receives=sampled: only those of that round). Only the class token's row of the body's output crosses.
 """
 
 from typing import Annotated, Literal

@@ -24,7 +24,7 @@ def plan(
     wire: Wire = "fp32",
 ) -> Plan:
     split = SplitPlan(
-        cut=Cut("vibs"), body="copies", server_lr=server_lr, server_optimizer="adam", average_every=fedround,
-        receives=receives, depths=blocks or 0, wire=wire,
+        cut=Cut("vibs", blocks or 0), body="copies", server_lr=server_lr, server_optimizer="adam",
+        average_every=fedround, receives=receives, wire=wire,
     )  # fmt: skip
     return split_plan("fesvibs", split, (Pseudo(),))

@@ -1,8 +1,8 @@
 """SplitFed V1 (Thapa et al. 2022): clients hold the lower blocks, the server a copy of the rest for each of them.
 
 Labels go to the server. Copies and clients' parts are averaged after every round, without regard to sizes.
-Departs from the paper: Adam keeps its state through a round (the released code makes it anew every batch); clients are
-tested after averaging. `block` blocks are the client's.
+Departs from the paper: the server's Adam is made anew every round, a client's goes on from round to round (the released
+code makes both anew every batch); clients are tested after averaging. `block` blocks are the client's.
 """
 
 from fedvit.methods.fedv import Block, split_plan

@@ -24,7 +24,7 @@ class Cut:
     B: the head is all that comes before the blocks, the tail final norm and classifier. A: the head is the patch
     embedding alone, the tail the classifier alone. after: the head also has the first `block` blocks, and everything
     behind them is the body, the classifier included. vibs: as B, but without tokens and positions, and the body ends
-    after a number of blocks that changes, in a pseudo class token.
+    in a pseudo class token after a number of blocks that changes, at most `block` of them (0: half).
     """
 
     kind: Literal["A", "B", "after", "vibs"] = "B"
@@ -67,8 +67,10 @@ class Cut:
             raise UserError(f"cannot cut after block {self.block} of {depth}: choose 0 to {depth - 1}")
         if self.kind == "after" and hasattr(model, "adapter"):
             raise UserError("one adapter for all blocks would lie on both sides of the cut: use tune.per_layer=true")
-        if self.kind == "vibs" and model.global_pool != "token":
-            raise UserError("this method needs a ViT that classifies by its class token; choose another model")
+        if self.kind == "vibs" and (model.global_pool != "token" or hasattr(model, "head_dist")):
+            raise UserError("this method needs a ViT that classifies by one class token; choose another model")
+        if self.kind == "vibs" and self.block > depth:
+            raise UserError(f"the body has {depth} blocks, so it cannot end after {self.block}: choose 1 to {depth}")
 
 
 class Stage(nn.Module):
@@ -76,15 +78,16 @@ class Stage(nn.Module):
 
     def __init__(self, module: nn.Module, run: Callable[[Tensor], Tensor], names: Sequence[str]):
         super().__init__()
-        self.module, self.run, self.names = module, run, list(names)
+        self.module, self.names = module, list(names)
+        self.steps = (run,)  # in a tuple, where it is not registered as a part of its own
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.run(x)
+        return self.steps[0](x)
 
     def under(self, weights: Tree, x: Tensor) -> Tensor:
         """This stage with other weights; a weight that is not given is the module's own."""
         mine = {f"module.{name}": weights[name] for name in self.names if name in weights}
-        out: Tensor = functional_call(self, mine, (x,))
+        out: Tensor = functional_call(self, mine, (x,), tie_weights=False)
         return out
 
 
