@@ -21,7 +21,12 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
 PUBLISHED = [path for path in FILES if len(path.relative_to(ROOT).parts) == 5 and path.parent.name != "small"]
 TWINS = sorted((ROOT / "experiments").glob("*/table*/small.toml"))
-SIZES = {"cifar10": (10, 5000, 1000), "cifar100": (100, 500, 100), "cifar100_small": (100, 100, 50)}  # a class
+SIZES = {  # classes, training and test images of each
+    "cifar10": (10, 5000, 1000),
+    "cifar100": (100, 500, 100),
+    "cifar100_small": (100, 100, 50),
+    "tiny-imagenet-200": (200, 500, 50),
+}
 
 
 def name_of(path: Path) -> str:
@@ -81,6 +86,29 @@ def test_a_published_row_is_complete_and_says_where_it_comes_from(path: Path) ->
     assert {"cohort", "rounds", "epochs", "batch", "lr", "optimizer", "momentum", "weighting"} <= set(tables["train"])
     assert {"name", "clients"} <= set(tables["partition"])
     assert "seed" in tables["run"]
+
+
+@pytest.mark.parametrize("path", [p for p in PUBLISHED if p.stem in ("fedv", "fedvz", "festa")], ids=name_of)
+def test_a_published_split_row_has_its_own_model_and_optimizer(path: Path) -> None:
+    experiment = config.load(path)
+    model, train = experiment.model, experiment.train
+    assert model.name.startswith(("deit_", "vit_"))
+    assert model.pretrained is (path.stem != "festa")
+    assert (train.optimizer, train.momentum, train.lr) == ("adam", 0.0, 0.0002)
+    assert (train.cohort, train.epochs, train.batch) == (10, 5, 128)
+    assert train.rounds == (300 if "tiny_imagenet" in path.parent.name else 500)
+    assert experiment.method["fedround"] == (50 if path.stem == "festa" else 20)
+    assert experiment.method["init"] == "random"
+
+
+def test_the_last_round_of_a_twin_does_not_average_the_clients_parts() -> None:
+    """The test would see the same head and tail at every client."""
+    rows = [row.first for path in TWINS for rows in compared(path) for row in rows]
+    split = [row for row in rows if "fedround" in row.method]
+    assert {row.method["name"] for row in split} == {"fedv", "fedvz", "festa"}
+    for row in split:
+        assert 0 < row.method["fedround"] < row.train.rounds
+        assert row.train.rounds % row.method["fedround"] > 1
 
 
 def models() -> dict[str, Path]:
