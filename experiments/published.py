@@ -304,17 +304,12 @@ BACKBONE_NOTES = {
     "deit_small": "Table 2 prints other figures for some of these rows.",
     "deit_base": "The paper prints DeiT-S's figures here: they are no target.",
 }
-AVERAGED = (
-    "The last round ends with the average of heads and tails, so the published figure compares with personal in "
-    "rounds.jsonl ten rounds before."
-)
 ADAM: Tables = {"train": {"lr": 0.0002, "optimizer": "adam", "momentum": 0.0}}
 SPLIT_OWN: dict[str, tuple[Tables, str]] = {
     "fedv": (method("fedv", fedround=20, init="random"), "The server's rate is not given: our default."),
     "fedvz": (
         method("fedvz", server_lr=1e-6, epsilon=1e-4, fedround=20, init="random"),
-        "The paper's server rate has a decay of 0.5, at steps that are not given; here it stays 1e-6, for "
-        "train.schedule acts on the clients' rate only.",
+        "The paper's server rate has a decay of 0.5, at steps that are not given; here it stays 1e-6.",
     ),
     "festa": (
         method("festa", fedround=50, init="random"),
@@ -354,7 +349,7 @@ def fedv_row(name: str, column: Column) -> tuple[Tables, str]:
         return method(name), ""
     own, note = SPLIT_OWN[name]
     model = {"name": "deit_small_patch16_224", **column.settings.get("model", {}), "pretrained": name != "festa"}
-    notes = [note, AVERAGED]
+    notes = [note] if note else []
     if name == "festa" and column.folder == "cifar100_dir0.3":
         notes.insert(0, "The figure is far above that of Dir(0.1): likely a misprint.")
     return stacked({"model": model, "train": {"weighting": "equal"}}, ADAM, own), " ".join(notes)

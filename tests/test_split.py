@@ -19,7 +19,7 @@ from fedvit.methods import METHODS
 from fedvit.models.classifier import state
 from fedvit.models.cuts import Cut, Parts, Stage
 from fedvit.payload import Payload
-from fedvit.rounds import Round
+from fedvit.rounds import Round, federate
 from fedvit.split import Message, ServerSide, SplitPlan, pack, unpack
 from fedvit.split_rounds import Loopback, evaluate_split, federate_split
 from fedvit.training import descend
@@ -202,13 +202,19 @@ def test_what_crosses_is_counted_and_says_no_more_than_it_must(
     rounds, bench = trained(method, tmp_path)
     kinds = {m.kind for m in overheard}
     names = list(bench.split.clients)
-    labels = {name: bench.worker.labels[bench.split.clients[name].train] for name in names}
     for message in overheard:
         for group in message.payload.trees.values():
             for tensor in group.values():
-                if method in U_SHAPED:
+                if method in U_SHAPED and message.kind != "parts" and "average" not in message.payload.trees:
                     assert tensor.is_floating_point(), "labels are whole numbers, and nothing else here should be"
-                    assert tensor.numel() not in {len(part) for part in labels.values()}
+                    assert tensor.ndim == 3, "only activations and their gradients cross: (image, token, width)"
+        assert set(message.payload.trees) <= {
+            "h",
+            "b",
+            "parts",
+            "average",
+            *(() if method in U_SHAPED else ("labels",)),
+        }
     assert ("labelled" in kinds) == (method not in U_SHAPED)
     for done in rounds:
         cohort = done.row["cohort"]
@@ -244,6 +250,48 @@ def test_a_split_plan_runs_under_every_tune(method: str, tune: str, tmp_path: Pa
 def test_one_adapter_for_all_blocks_cannot_lie_on_both_sides(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="both sides of the cut"):
         Bench(tiny("splitfed_v1+adapter"), tmp_path)
+
+
+def test_the_module_keeps_its_own_tensors(tmp_path: Path) -> None:
+    _, bench = trained("fedvz", tmp_path, {"epsilon": 0.1}, rounds=1)
+    net = bench.net
+    assert all(tensor is net.live[name] for name, tensor in state(net.module).items())
+    whole = {**net.initial, **net.frozen}
+    assert same_trees({name: tensor.detach() for name, tensor in net.live.items()}, {n: whole[n] for n in net.live})
+
+
+def test_splitfed_v1_is_fedavg_with_equal_weights_in_its_first_round(tmp_path: Path) -> None:
+    (done,), _bench = trained("splitfed_v1", tmp_path, {"train.optimizer": "adam"}, rounds=1)
+    plain = Bench(tiny("fedavg", {"train.optimizer": "adam", "weighting": "equal"}, rounds=1), tmp_path / "b")
+    *_, last = federate(plain.net.plan, plain.server, plain.transport, plain.experiment, None, plain.test_samples)
+    for name, tensor in {**done.server.shared, **done.server.memory["average"]}.items():
+        assert torch.allclose(tensor, last.server.shared[name], atol=1e-4), name
+
+
+def test_clients_that_drop_out_cost_nothing_and_stop_nothing(tmp_path: Path) -> None:
+    run = Run(finish(tiny("fedv", {"train.dropout": 0.6}, rounds=4), tmp_path))
+    kept = [row for row in run.rounds if len(row["failed"]) < len(row["cohort"])]
+    assert any(row["failed"] for row in run.rounds)
+    per_round = [row["nbytes_down"] * len(row["cohort"]) for row in kept]
+    ups = [row["nbytes_up"] * (len(row["cohort"]) - len(row["failed"])) for row in kept]
+    assert run.summary["nbytes_run"]["down"] == pytest.approx(sum(per_round))
+    assert per_round == pytest.approx(ups)  # fp32 activations and gradients are as large both ways, but for averages
+
+
+def test_a_distilled_deit_is_split_from_end_to_end(tmp_path: Path) -> None:
+    flags = {"model": "deit_tiny_distilled_patch16_224", "image_size": 32, "patch_size": None, "rounds": 1}
+    (done,), bench = trained("fedv", tmp_path, **flags)
+    assert done.scores is not None
+    assert bench.net.plan.split is not None
+    assert {"head.weight", "head_dist.weight"} <= set(bench.net.roles.personal)
+
+
+def test_a_weak_client_of_a_large_model() -> None:
+    costs = cost(tiny("fedv", model="vit_base_patch16_224", image_size=224, patch_size=None, batch=64), 100)
+    assert costs["client_weight_nbytes"] == 4 * 821_092 < 5e6
+    assert costs["client_macs_per_example"] < 0.01 * costs["server_macs_per_example"]
+    rows = 64 * (197 + 1) * 768 * 4  # all tokens up and the class token's row back, and the same for gradients
+    assert costs["step_nbytes"] == {"down": rows, "up": rows}
 
 
 def test_only_the_class_tokens_row_crosses(overheard: list[Message], tmp_path: Path) -> None:
@@ -318,6 +366,8 @@ def test_random_heads_around_a_pretrained_body(shared_data: Path, tmp_path: Path
 
 
 CASES = {
+    "more blocks than there are": (["fesvibs", "blocks=99"], [], "choose 1 to 4"),
+    "a setting of the other loop": (["fedv", "run.before_after=true"], [], "leave them out"),
     "a network that is no chain of blocks": (
         ["fedv", "server_lr=0.1"],
         ["--model", "resnet18", "--image-size", "32"],
