@@ -233,7 +233,7 @@ def learns_statistics(module: nn.Module) -> bool:
 
 def all_finite(weights: Tree) -> bool:
     norms = torch._foreach_norm([t for t in weights.values() if t.is_floating_point()]) if weights else ()
-    return all(bool(norm.isfinite()) for norm in norms)
+    return not norms or bool(torch.stack(norms).isfinite().all())
 
 
 def check_finite(client: Client, end: Tree) -> None:
