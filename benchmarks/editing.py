@@ -1,6 +1,6 @@
 """One step of PFedEdit's editing over as many whole forward passes as there are layers.
 
-    python benchmarks/editing.py [--repeats 5] [--images 32] [--size 96]
+    python benchmarks/editing.py [--repeats 7] [--images 8] [--size 96]
 
 Both contestants alternate in one process on the same random weights and images of a ViT-Tiny with 12 blocks. The step
 counts all it does: the plain pass it records, exchanging weights, every edited pass. The passes it is held against
@@ -41,8 +41,8 @@ def seconds_of_passes(client: Client, base: Tree, count: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
