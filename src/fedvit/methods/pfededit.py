@@ -22,11 +22,12 @@ from fedvit import tree
 from fedvit.client import Client
 from fedvit.editing import Rule, edited_logits, layers_of, probe_batches
 from fedvit.errors import UserError
+from fedvit.methods.fedala import train_and_remember
 from fedvit.payload import Payload
 from fedvit.plan import Plan, overwrite
 from fedvit.roles import Roles
 from fedvit.settings import Whole
-from fedvit.training import descend, holding
+from fedvit.training import holding
 from fedvit.tree import Tree
 
 Metric = Literal["prediction_list", "te", "loss", "accuracy", "random"]
@@ -91,11 +92,6 @@ def edit(client: Client, down: Payload, size: Size, metric: Metric, flexible: bo
         client.memory["choice"] = {"layers": mask}
     names = [name for layer, chosen in zip(layers, mask.tolist(), strict=True) if chosen for name in layer.tensors]
     return tree.overlay(received, tree.pick(last, names))
-
-
-def train_and_remember(client: Client, start: Tree) -> Tree:
-    client.memory["last"] = end = descend(client, start)
-    return end
 
 
 def report_choice(client: Client, start: Tree, end: Tree, rule: Rule) -> Payload:

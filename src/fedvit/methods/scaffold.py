@@ -13,18 +13,13 @@ import torch
 
 from fedvit import tree
 from fedvit.client import Client
+from fedvit.methods.fedavgm import zeros
 from fedvit.payload import Payload
 from fedvit.plan import Plan, Report, means, overwrite
-from fedvit.roles import is_statistic
 from fedvit.server import Server
 from fedvit.settings import Positive
 from fedvit.training import Named, descend
 from fedvit.tree import Tree
-
-
-def nothing(weights: Tree) -> Tree:
-    """A control that changes no gradient."""
-    return {name: torch.zeros_like(tensor) for name, tensor in weights.items() if not is_statistic(name)}
 
 
 def send_control(server: Server, client: str) -> Payload:
@@ -37,7 +32,7 @@ def keep_control(client: Client, down: Payload) -> Tree:
 
 
 def corrected(client: Client, start: Tree) -> Tree:
-    own = client.memory.get("control") or nothing(start)
+    own = client.memory.get("control") or zeros(start)
     assert isinstance(own, dict)
     device = client.settings.device
     correction = {name: (c - own[name]).to(device) for name, c in client.scratch["control"].items()}
@@ -60,7 +55,7 @@ def corrected(client: Client, start: Tree) -> Tree:
 
 
 def report_change(client: Client, start: Tree, end: Tree) -> Payload:
-    change = client.scratch.get("change") or nothing(end)
+    change = client.scratch.get("change") or zeros(end)
     return Payload({"shared": tree.pick(end, client.roles.shared), "control": change})
 
 
@@ -84,12 +79,12 @@ def step_both(server: Server, reports: Iterable[Report], server_lr: float) -> Se
 def plan(server_lr: Positive = 1.0) -> Plan:
     return Plan(
         name="scaffold",
-        start=lambda module, shared: {"control": nothing(shared)},
+        start=lambda module, shared: {"control": zeros(shared)},
         dispatch=send_control,
         merge=keep_control,
         local=corrected,
         report=report_change,
         aggregate=partial(step_both, server_lr=server_lr),
         weighting="equal",
-        remembers=lambda module, trainable: {"control": nothing(trainable)},
+        remembers=lambda module, trainable: {"control": zeros(trainable)},
     )

@@ -109,8 +109,7 @@ class Workers:
         for number, name in enumerate(names):
             while number not in answers:
                 while idle and begun < len(names) and begun < number + 2 * self.count:  # few answers wait
-                    if not self.start(idle, running, answers, task, begun, names[begun], messages[names[begun]]):
-                        break
+                    self.start(idle, running, answers, task, begun, names[begun], messages[names[begun]])
                     begun += 1
                 if number not in answers:
                     self.collect(task, names, idle, running, answers)
@@ -125,11 +124,11 @@ class Workers:
         number: int,
         name: str,
         down: Payload,
-    ) -> bool:
+    ) -> None:
         """Hand a task to an idle process."""
         if task == "train" and self.inner.fails(name, int(down.scalars["round"])):
             answers[number] = Failure("dropped out (train.dropout)")
-            return True
+            return
         connection = idle.pop()
         memory = share(memory_to_bytes(self.inner.store.get(name)))
         try:
@@ -137,7 +136,6 @@ class Workers:
         except OSError as problem:
             raise RuntimeError(f"a worker process has died before client {name}") from problem
         running[connection] = number
-        return True
 
     def collect(
         self,
