@@ -25,20 +25,21 @@ def main() -> None:
     parser.add_argument("--rates", default="1e-4,5e-4,1e-3,5e-3,1e-2,5e-2")
     parser.add_argument("--vary", default="lr", help="the setting that is a rate: lr, or a method's option")
     parser.add_argument("--lr", type=float, help="the local rate where another one is varied")
+    parser.add_argument("--set", action="append", default=[], help="any other setting, as for fedvit run")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/rates"))
     parser.add_argument("--save", type=Path, help="JSON file to add the figures to")
     a = parser.parse_args()
+    sets = {"data.val": 0.2, **config.parse_sets(a.set)}
     found = {}
     for rate in map(float, a.rates.split(",")):
         flags = {
             "method": a.method, "tune": a.tune, "rounds": a.rounds, "seed": a.seed,
             "threads": a.threads, "eval_every": 0, "lr": rate if a.vary == "lr" else a.lr,
         }  # fmt: skip
-        options = {} if a.vary == "lr" else {a.vary: rate}
-        experiment = config.load(a.experiment, {"data.val": 0.2, **options}, flags)
+        experiment = config.load(a.experiment, sets if a.vary == "lr" else {**sets, a.vary: rate}, flags)
         folder = a.out / a.experiment.stem / f"{experiment.label}-{a.vary}{rate:g}-seed{a.seed}"
         for _ in start_or_resume(experiment, folder, resume=True):
             pass

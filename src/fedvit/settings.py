@@ -123,6 +123,7 @@ class RunSettings(Table):
     threads: Count = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str = "auto"
+    cache_mb: Annotated[int, Field(ge=0)] | None = None  # for activations of frozen layers; default: 1/4 of free RAM
 
 
 class Experiment(Table):

@@ -16,12 +16,14 @@ from fedvit.data.datasets import Dataset
 from fedvit.data.partition import ClientSplit, Split
 from fedvit.errors import UserError
 from fedvit.evaluation import score
+from fedvit.frozen import Activations, accept_activations_, first_learned, is_random_before, same_result
 from fedvit.methods import METHODS, make_plan
 from fedvit.models.classifier import InputSettings, build, input_settings, state
 from fedvit.models.plugins import Plugin
 from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.payload import Payload
 from fedvit.plan import Plan, client_round
+from fedvit.ram import free_ram
 from fedvit.roles import Roles, assign
 from fedvit.server import Server
 from fedvit.settings import Experiment, TrainSettings
@@ -181,15 +183,47 @@ def joined(method: tuple[Plugin, ...], tune: tuple[Plugin, ...]) -> tuple[Plugin
 class Worker:
     """Plays any client: a handful of tensors goes into the one model and comes out again."""
 
-    def __init__(self, experiment: Experiment, net: Net, dataset: Dataset, split: Split, device: torch.device):
+    def __init__(
+        self,
+        experiment: Experiment,
+        net: Net,
+        dataset: Dataset,
+        split: Split,
+        device: torch.device,
+        processes: int = 1,
+    ):
         self.experiment, self.net, self.split, self.device = experiment, net, split, device
         self.images, self.labels = pipeline.tensors(dataset)
         self.classes = dataset.classes
+        self.activations = self.frozen_activations(processes)
+
+    def frozen_activations(self, processes: int) -> Activations | None:
+        """The cache of what frozen layers make of the images, if there is anything to gain and nothing in its way."""
+        net, run = self.net, self.experiment.run
+        limit = (free_ram() // 4 if run.cache_mb is None else run.cache_mb * 1_000_000) // processes
+        start = first_learned(net.module, net.roles.trainable)
+        if start is None or net.plan.split is not None:
+            return None
+        if is_random_before(net.module, start):
+            log.info("dropout or noise acts before %s: frozen layers are computed anew for every batch", start)
+            return None
+        found = Activations(net.module, start, self.images, net.inputs, self.settings(1), limit)
+        accept_activations_(net.module, start)
+        if not same_result(net.module, start, self.images[:2], net.inputs, device=self.device):
+            log.info("%s does not give the same from %s on: it is computed whole", type(net.module).__name__, start)
+            return None
+        if self.experiment.train.augment != "none":
+            log.info("train.augment changes the images: only evaluation starts at %s", start)
+        log.info(
+            "all before %s is frozen: its output is computed once an image, at most %.0f MB", start, found.megabytes
+        )
+        return found
 
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
         """This client in this round, with the part of the model in its window."""
         net, settings = self.net.at(window), self.settings(round_)
-        data = pipeline.client_data(self.images, self.labels, self.classes, self.part(name))
+        activations = self.activations if window.rate == 1 else None
+        data = pipeline.client_data(self.images, self.labels, self.classes, self.part(name), activations)
         return Client(
             name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live,
             window.rate,

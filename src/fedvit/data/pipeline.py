@@ -1,7 +1,7 @@
 """From uint8 images in memory to normalised batches, as whole tensors."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,7 @@ class ClientData:
     test: Tensor
     probe: Tensor  # held out of train where the method asks for it
     classes: int
+    activations: Callable[[Tensor], Tensor] | None = None  # by index, in place of images where the model takes them
 
     @property
     def class_counts(self) -> Tensor:
@@ -35,10 +36,16 @@ class ClientData:
         return torch.bincount(self.labels[self.train], minlength=self.classes)
 
 
-def client_data(images: Tensor, labels: Tensor, classes: int, part: ClientSplit) -> ClientData:
+def client_data(
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    part: ClientSplit,
+    activations: Callable[[Tensor], Tensor] | None = None,
+) -> ClientData:
     """Views into tensors that all clients share."""
     train, val, test, probe = (torch.from_numpy(i) for i in (part.train, part.val, part.test, part.probe))
-    return ClientData(images, labels, train, val, test, probe, classes)
+    return ClientData(images, labels, train, val, test, probe, classes, activations)
 
 
 def tensors(dataset: Dataset) -> tuple[Tensor, Tensor]:
@@ -57,8 +64,11 @@ def batches(
     augment: Augment = "none",
     generator: torch.Generator | None = None,
 ) -> Iterator[Batch]:
-    """The images of `order` in batches; the last one may be smaller."""
+    """The images of `order` in batches, or their activations; the last batch may be smaller."""
     for chosen in torch.split(order, size):
+        if data.activations is not None and augment == "none":
+            yield data.activations(chosen), data.labels[chosen].to(device, non_blocking=True)
+            continue
         images, labels = data.images[chosen], data.labels[chosen]
         if augment == "crop":
             images = crop(images, generator)

@@ -75,7 +75,7 @@ class Workers:
         self.processes = []
         for number in range(count):
             ours, theirs = context.Pipe()
-            arguments = (theirs, *source, map_of(pictures), dataset.labels, device_of(worker.device, number))
+            arguments = (theirs, *source, map_of(pictures), dataset.labels, device_of(worker.device, number), count)
             process = context.Process(target=serve, args=arguments, name=f"fedvit-{number}", daemon=True)
             process.start()
             theirs.close()  # so that the end of a process is seen as the end of its pipe
@@ -196,7 +196,14 @@ def device_of(device: torch.device, number: int) -> str:
 
 
 def serve(
-    connection: Connection, experiment: Experiment, empty: Dataset, split: Split, images: Any, labels: Any, device: str
+    connection: Connection,
+    experiment: Experiment,
+    empty: Dataset,
+    split: Split,
+    images: Any,
+    labels: Any,
+    device: str,
+    processes: int,
 ) -> None:
     """A worker process: build the model once, then play clients until the pipe is closed."""
     threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
@@ -209,7 +216,9 @@ def serve(
                 if worker is None:
                     dataset = replace(empty, images=open_map(images), labels=labels)
                     place = torch.device(device)
-                    worker = Worker(experiment, make_net(experiment, dataset.classes, place), dataset, split, place)
+                    worker = Worker(
+                        experiment, make_net(experiment, dataset.classes, place), dataset, split, place, processes
+                    )
                 done = work(worker, job)
             except UserError as problem:
                 done = Done(problem=str(problem), mistake=True)
