@@ -61,7 +61,7 @@ class Flags:
     until_accuracy: Annotated[float | None, typer.Option(help="Stop when the mean personal accuracy reaches X percent.")] = None  # fmt: skip
     threads: Annotated[int | None, typer.Option(help="CPU threads; part of the result, since it changes float sums (default: 1).")] = None  # fmt: skip
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (default: fp32).")] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:0 ... (default: auto).")] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:0, cuda:0,1 ... (default: auto).")] = None
 
 
 class Common:

@@ -56,6 +56,7 @@ class Client:
     module: nn.Module  # the worker's one model
     inputs: InputSettings
     live: Tree  # the module's own tensors by name, for `training` to write into
+    compiled: Callable[[Tensor], Tensor] | None = None  # the module as torch.compile has made it, for training
     rate: float = 1.0  # the share of the whole model's width that this client trains
     scalars: dict[str, float] = field(default_factory=dict)  # reported beside the weights: loss
     scratch: dict[str, Tree] = field(default_factory=dict)  # from merge to local to report, gone after the round

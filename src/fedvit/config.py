@@ -19,7 +19,7 @@ from fedvit.errors import UserError, nearest
 from fedvit.methods import METHODS, make_plan
 from fedvit.models.classifier import GROUPS, input_size
 from fedvit.models.plugins import KINDS
-from fedvit.settings import Experiment
+from fedvit.settings import Experiment, RunSettings
 from fedvit.tunes import SCRATCH_LR, TUNES, layer_groups, make_tune
 
 Tables = dict[str, dict[str, Any]]
@@ -255,7 +255,7 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
                     "weighting": train.weighting or make_plan(method).weighting,
                 }
             ),
-            "run": run.model_copy(update={"eval_every": every, "device": str(choose_device(run.device))}),
+            "run": run.model_copy(update={"eval_every": every, "device": choose_device(run)}),
         }
     )
 
@@ -265,17 +265,17 @@ def resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:
     return {key: init if (key, value) == ("init", "auto") else value for key, value in table.items()}
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(run: RunSettings) -> str:
     """`auto` takes a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as problem:
-        reason = str(problem).splitlines()[0]
-        raise UserError(f"the device {name!r} cannot be used: {reason}; try --device cpu") from problem
-    return device
+    if run.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    for name in run.devices:
+        try:
+            torch.zeros(1, device=torch.device(name))
+        except (RuntimeError, AssertionError) as problem:
+            reason = str(problem).splitlines()[0]
+            raise UserError(f"the device {name!r} cannot be used: {reason}; try --device cpu") from problem
+    return run.device
 
 
 def default_lr(experiment: Experiment, optimizer: str) -> float:

@@ -158,7 +158,8 @@ def run_rounds(
     begin = time.perf_counter()
     reset_peak_rss()
     torch.set_num_threads(experiment.run.threads)
-    device = torch.device(experiment.run.device)
+    device = torch.device(experiment.run.devices[0])
+    workers = max(workers, len(experiment.run.devices))  # each GPU has one
     with run_log() as log_to, ExitStack() as stack:
         dataset, split = load_data(experiment, dataset)
         net = make_net(experiment, dataset.classes, device)

@@ -69,7 +69,7 @@ def warn_of_too_many(threads: int, workers: int) -> None:
 
 def refuse_changes(folder: Path, experiment: Experiment) -> None:
     """A run is resumed with the settings it began with; more rounds extend it, unless they change past rates."""
-    saved = config.stacked([config.read(folder / "run.toml")])
+    saved = config.to_tables(Run(folder).experiment)  # with today's defaults for settings that are newer than the run
     difference = config.changed(saved, config.to_tables(experiment))
     difference.pop("run.cache_mb", None)  # decides no result
     old, new = difference.get("train.rounds", (0, 0))

@@ -110,6 +110,7 @@ class TrainSettings(Table):
     weighting: Literal["samples", "equal"] | None = None  # default: the method's
     dropout: Share = 0.0  # chance that a sampled client fails
     augment: Literal["none", "flip", "crop"] = "none"
+    compile: bool = False  # torch.compile the training pass; rounds differently
 
 
 class RunSettings(Table):
@@ -124,6 +125,12 @@ class RunSettings(Table):
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str = "auto"
     cache_mb: Annotated[int, Field(ge=0)] | None = None  # for activations of frozen layers; default: 1/4 of free RAM
+
+    @property
+    def devices(self) -> list[str]:
+        """`cuda:0,1` is two devices."""
+        kind, _, numbers = self.device.partition(":")
+        return [f"{kind}:{number.strip()}" for number in numbers.split(",")] if numbers else [kind]
 
 
 class Experiment(Table):

@@ -45,6 +45,8 @@ def descend(
     `start` may also hold weights that are frozen in the plan; the module gets its frozen values back.
     """
     settings, module, live = client.settings, client.module, client.live
+    plain = loss is cross_entropy  # other losses may look inside the module, where a compiled one shows nothing
+    model = client.compiled if client.compiled is not None and plain else module
     learn = set(client.roles.trainable if only is None else only)
     load_(live, start)
     losses: list[tuple[int, Tensor]] = []
@@ -55,7 +57,7 @@ def descend(
         with training(client, learn, epochs, tag) as batches:
             for x, y in itertools.islice(batches, steps):
                 with settings.autocast():
-                    value = loss(module, x, y)
+                    value = loss(model, x, y)
                 stepper.zero_grad(set_to_none=True)
                 value.backward()  # type: ignore[no-untyped-call]
                 if adjust is not None:

@@ -2,6 +2,8 @@
 
 import logging
 import math
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 from fedvit import tree
-from fedvit.client import Client, LocalSettings, Memory
+from fedvit.client import Client, LocalSettings, Memory, Predictor
 from fedvit.data import pipeline
 from fedvit.data.datasets import Dataset
 from fedvit.data.partition import ClientSplit, Split
@@ -49,6 +51,7 @@ class Net:
     frozen: Tree
     live: Tree  # the module's own tensors
     classes: int
+    compiled: Predictor | None = None  # the module for training, as torch.compile makes it
     window: Window = FULL
     narrower: dict[float, "Net"] = field(default_factory=dict)  # by rate, the newest window of each
 
@@ -63,7 +66,16 @@ class Net:
             initial, frozen = (cut(weights, codes, window) for weights in (self.initial, self.frozen))
             live = state(module)
             load_(live, {**initial, **frozen})
-            known = replace(self, module=module, initial=initial, frozen=frozen, live=live, window=window, narrower={})
+            known = replace(
+                self,
+                module=module,
+                initial=initial,
+                frozen=frozen,
+                live=live,
+                window=window,
+                narrower={},
+                compiled=None,
+            )
             self.narrower[window.rate] = known
         return known
 
@@ -96,7 +108,7 @@ class Net:
         memory = memory or {}
         return Client(
             "0", 1, self.roles, self.initial, self.frozen, data, memory, settings, self.module, self.inputs, self.live,
-            self.window.rate,
+            self.compiled, self.window.rate,
         )  # fmt: skip
 
     def params(self) -> dict[str, int]:
@@ -154,7 +166,18 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         frozen=tree.pick(tensors, roles.frozen),
         live=state(module),
         classes=classes,
+        compiled=compiled(module) if experiment.train.compile and plan.split is None else None,
     )
+
+
+def compiled(module: nn.Module) -> Predictor:
+    """The module as torch.compile makes it at its first batch; on a CPU that takes a C++ compiler."""
+    if next(module.parameters()).device.type == "cpu" and not (os.environ.get("CXX") or shutil.which("g++")):
+        raise UserError(
+            "train.compile needs a C++ compiler, and there is no g++ here: install it, or leave compile out"
+        )
+    made: Predictor = torch.compile(module)
+    return made
 
 
 def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
@@ -226,7 +249,7 @@ class Worker:
         data = pipeline.client_data(self.images, self.labels, self.classes, self.part(name), activations)
         return Client(
             name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live,
-            window.rate,
+            net.compiled, window.rate,
         )  # fmt: skip
 
     def settings(self, round_: int) -> LocalSettings:

@@ -75,7 +75,14 @@ class Workers:
         self.processes = []
         for number in range(count):
             ours, theirs = context.Pipe()
-            arguments = (theirs, *source, map_of(pictures), dataset.labels, device_of(worker.device, number), count)
+            arguments = (
+                theirs,
+                *source,
+                map_of(pictures),
+                dataset.labels,
+                device_of(worker.experiment.run.devices, number),
+                count,
+            )
             process = context.Process(target=serve, args=arguments, name=f"fedvit-{number}", daemon=True)
             process.start()
             theirs.close()  # so that the end of a process is seen as the end of its pipe
@@ -188,11 +195,11 @@ def open_map(sent: Any) -> np.ndarray:
     return np.memmap(file, dtype=kind, mode="r", shape=shape, offset=offset)
 
 
-def device_of(device: torch.device, number: int) -> str:
-    """One worker per GPU, in turn."""
-    if device.type != "cuda" or device.index is not None:
-        return str(device)
-    return f"cuda:{number % torch.cuda.device_count()}"
+def device_of(devices: Sequence[str], number: int) -> str:
+    """The devices in turn; `cuda` alone means every GPU."""
+    if list(devices) == ["cuda"]:
+        return f"cuda:{number % torch.cuda.device_count()}"
+    return devices[number % len(devices)]
 
 
 def serve(
