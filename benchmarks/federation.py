@@ -1,55 +1,40 @@
-"""One round of fedavg over a bare PyTorch loop on the same batches: what federation itself costs.
+"""One round over a bare PyTorch loop on the same batches: what federation itself costs.
 
-    python benchmarks/federation.py [--repeats 5] [--clients 8] [--images 128]
+    python benchmarks/federation.py [--repeats 5] [--clients 8] [--images 128] [--threads 2]
 
 Both contestants alternate in one process, with the same threads and the same optimiser built per client. Counted
-for fedavg: dispatch, batching, copying in and out, training, aggregation, ledger, and the memories' commit. Counted
+for a round: dispatch, batching, copying in and out, training, aggregation, ledger, and the memories' commit. Counted
 for the bare loop: the same batches (prepared by the same pipeline), one model, no copies, no aggregation. Not counted:
-evaluation, checkpoint, start-up.
+evaluation, checkpoint, start-up; their seconds are told beside it.
 """
 
 import argparse
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedvit import config
-from fedvit.data.datasets import Dataset
-from fedvit.data.partition import ClientSplit, Split
+from benchmarks.common import Result, make_worker, settings, show
+from fedvit.checkpoint import save_checkpoint
 from fedvit.ledger import Ledger
 from fedvit.models.classifier import build
-from fedvit.rounds import train_round
-from fedvit.server import Server
-from fedvit.settings import Experiment
+from fedvit.rounds import evaluate, train_round
 from fedvit.store import Store
 from fedvit.training import make_optimizer
 from fedvit.transport.inprocess import InProcess
-from fedvit.worker import Worker, make_net
+from fedvit.worker import Worker, joined
+
+LABELS = ("fedavg", "fedperfix", "fedavg+bias")
 
 
-def generated(clients: int, images: int, size: int = 32, classes: int = 10) -> tuple[Dataset, Split]:
-    """Noise images: arithmetic does not care what is on them."""
-    rng = np.random.default_rng(0)
-    total = clients * (images + 1)
-    pixels = rng.integers(0, 256, (total, size, size, 3), dtype=np.uint8)
-    dataset = Dataset("generated", pixels, rng.integers(0, classes, total), tuple(map(str, range(classes))))
-    parts = np.arange(total).reshape(clients, images + 1)
-    none = np.empty(0, dtype=np.int64)
-    split = {str(i): ClientSplit(part[:-1], part[-1:], none) for i, part in enumerate(parts)}
-    return dataset, Split(split, parts[:, -1])
-
-
-def bare_round(model: torch.nn.Module, worker: Worker, clients: list[str], round_: int) -> None:
+def bare_round(model: torch.nn.Module, worker: Worker, round_: int) -> None:
     """What anybody would write without a framework."""
     model.train()
-    for name in clients:
+    for name in worker.split.clients:
         client = worker.client(name, round_, {})
-        optimizer = make_optimizer(client.settings, list(model.parameters()))
+        optimizer = make_optimizer(client.settings, [p for p in model.parameters() if p.requires_grad])
         for x, y in client.batches(client.settings.epochs, "train"):
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad(set_to_none=True)
@@ -57,49 +42,47 @@ def bare_round(model: torch.nn.Module, worker: Worker, clients: list[str], round
             optimizer.step()
 
 
-def measure(experiment: Experiment, images: int, repeats: int) -> float:
-    """The median over repeats of our round's time over the bare loop's."""
-    device = torch.device("cpu")
-    torch.set_num_threads(experiment.run.threads)
-    dataset, split = generated(experiment.partition.clients, images)
-    net = make_net(experiment, dataset.classes, device)
-    worker = Worker(experiment, net, dataset, split, device)
-    clients = list(split.clients)
-    bare = build(experiment.model, dataset.classes, net.plan.build, 0)
-    ratios = []
+def measure(label: str, clients: int, images: int, threads: int, repeats: int) -> Result:
+    experiment = settings(label, clients=clients, cohort=clients, threads=threads)
+    begin = time.perf_counter()
+    worker = make_worker(experiment, images)
+    start_up = time.perf_counter() - begin
+    net, names = worker.net, list(worker.split.clients)
+    bare = build(experiment.model, net.classes, joined(net.plan.build, net.tune.build), 0)
+    for name, parameter in bare.named_parameters():
+        parameter.requires_grad_(name in net.roles.trainable)
+    ratios, rounds, ledger = [], [], Ledger()
     with tempfile.TemporaryDirectory() as folder:
         transport = InProcess(worker, Store(Path(folder), in_ram=True))
-        server = Server(0, net.shared)
+        server = net.server(names)
         for repeat in range(repeats + 1):
             begin = time.perf_counter()
-            server, _, _ = train_round(net.plan, server, transport, experiment, clients, repeat + 1, Ledger(), {})
+            server, _, _ = train_round(net.plan, server, transport, experiment, names, repeat + 1, Ledger(), {})
             transport.commit(repeat + 1)
             middle = time.perf_counter()
-            bare_round(bare, worker, clients, repeat + 1)
+            bare_round(bare, worker, repeat + 1)
             end = time.perf_counter()
             if repeat:  # the first warms up
+                rounds.append(middle - begin)
                 ratios.append((middle - begin) / (end - middle))
-                print(f"  repeat {repeat}: fedvit {middle - begin:.2f} s, bare {end - middle:.2f} s: {ratios[-1]:.3f}")
-    return statistics.median(ratios)
+        with ledger.phase("evaluate"):
+            evaluate(net.plan, dict.fromkeys(names, server), transport, repeats + 1, ledger)
+        with ledger.phase("checkpoint"):
+            save_checkpoint(Path(folder), server, transport.store)
+    round_ = sum(rounds) / len(rounds)
+    shares = ", ".join(f"{name} {seconds / round_:.1%}" for name, seconds in ledger.seconds.items())
+    beside = f"round {round_:.2f} s; beside it {shares}, start-up {start_up:.2f} s"
+    return Result(f"{label}: a round / a bare loop", ratios, 1.05, beside=beside)
 
 
-def main() -> None:
+def results(clients: int = 8, images: int = 128, threads: int = 2, repeats: int = 5) -> list[Result]:
+    return [measure(label, clients, images, threads, repeats) for label in LABELS]
+
+
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
-    arguments = parser.parse_args()
-    work = f"{arguments.clients} clients x {arguments.images} images"
-    print(f"torch {torch.__version__}, {arguments.threads} threads, {work}")
-    flags = {
-        "model": "vit_tiny_patch16_224", "image_size": 32, "patch_size": 4, "batch": 32, "epochs": 1,
-        "clients": arguments.clients, "cohort": arguments.clients, "threads": arguments.threads,
-    }  # fmt: skip
-    experiment = config.load(None, {"optimizer": "sgd"}, {**flags, "method": "fedavg"})
-    ratio = measure(experiment, arguments.images, arguments.repeats)
-    print(f"fedavg round / bare loop: {ratio:.3f} (bar: 1.15)")
-
-
-if __name__ == "__main__":
-    main()
+    show(results(**vars(parser.parse_args())))

@@ -617,3 +617,19 @@ def test_real_weights_know_something(shared_data: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert run.summary["lr"] == 0.05
     assert run.summary["server_accuracy"] > 8  # chance is 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [8, 20, 64])
+def test_prepared_images_are_the_obvious_formula(channels: int, side: int) -> None:
+    inputs = InputSettings(20, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    images = torch.randint(0, 256, (5, side, side, channels), dtype=torch.uint8)
+    x = images.permute(0, 3, 1, 2).float()
+    if side != 20:
+        x = torch.nn.functional.interpolate(x, (20, 20), mode="bilinear", antialias=side > 20)
+    mean, std = (torch.tensor(three).view(1, 3, 1, 1) * 255 for three in (inputs.mean, inputs.std))
+    kept = images.clone()
+    assert torch.equal(prepare(images, inputs), (x - mean) / std)
+    assert torch.equal(images, kept)
+    grey_level = 1 / (255 * std.min() / 255)
+    assert (prepare(images, inputs, as_bytes=True) - prepare(images, inputs)).abs().max() <= 0.51 * grey_level

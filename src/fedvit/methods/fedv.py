@@ -49,7 +49,7 @@ def both_moments(split: SplitPlan, module: nn.Module, trainable: Tree) -> Tree:
 
 
 def plan(
-    server_lr: NotNegative = 0.01,
+    server_lr: NotNegative = 0.001,
     cut: Literal["A", "B"] = "B",
     fedround: Whole = 20,
     receives: Receives = "all",

@@ -1,0 +1,100 @@
+"""What all benchmarks share: generated images, contestants that take turns, and one table of ratios."""
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fedvit import config
+from fedvit.data.datasets import Dataset
+from fedvit.data.partition import ClientSplit, Split
+from fedvit.settings import Experiment
+from fedvit.worker import Worker, make_net
+
+CPU = torch.device("cpu")
+TINY = {"model": "vit_tiny_patch16_224", "image_size": 32, "patch_size": 4, "batch": 32, "epochs": 1}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table: a ratio of times taken side by side, and the bar it is held against."""
+
+    what: str
+    ratios: list[float]
+    bar: float | None  # None: only told
+    at_least: bool = False  # the bar is a floor, not a ceiling
+    beside: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.ratios)
+
+    @property
+    def verdict(self) -> str:
+        if self.bar is None:
+            return "-"
+        return "holds" if (self.median >= self.bar if self.at_least else self.median <= self.bar) else "MISSED"
+
+
+def alternate(ours: Callable[[int], object], theirs: Callable[[int], object], repeats: int) -> list[float]:
+    """Our time over theirs, in turns; both are called once before, to warm up."""
+    ours(0)
+    theirs(0)
+    ratios = []
+    for repeat in range(1, repeats + 1):
+        begin = time.perf_counter()
+        ours(repeat)
+        middle = time.perf_counter()
+        theirs(repeat)
+        ratios.append((middle - begin) / (time.perf_counter() - middle))
+    return ratios
+
+
+def generated(clients: int, images: int, test: int = 1, size: int = 32, classes: int = 10) -> tuple[Dataset, Split]:
+    """Noise images: arithmetic does not care what is on them."""
+    rng = np.random.default_rng(0)
+    total = clients * (images + test)
+    pixels = rng.integers(0, 256, (total, size, size, 3), dtype=np.uint8)
+    dataset = Dataset("generated", pixels, rng.integers(0, classes, total), tuple(map(str, range(classes))))
+    parts = np.arange(total).reshape(clients, images + test)
+    none = np.empty(0, dtype=np.int64)
+    split = {str(i): ClientSplit(part[:images], part[images:], none) for i, part in enumerate(parts)}
+    return dataset, Split(split, parts[:, images:].flatten())
+
+
+def settings(label: str, sets: dict[str, Any] | None = None, **flags: Any) -> Experiment:
+    """An experiment on the ViT-Tiny that all benchmarks use."""
+    method, _, tune = label.partition("+")
+    sets = {"optimizer": "sgd", **(sets or {})}
+    return config.load(None, sets, {**TINY, "method": method, "tune": tune or None, **flags})
+
+
+def make_worker(experiment: Experiment, images: int, test: int = 1) -> Worker:
+    torch.set_num_threads(experiment.run.threads)
+    assert experiment.partition.clients is not None
+    dataset, split = generated(experiment.partition.clients, images, test)
+    return Worker(experiment, make_net(experiment, dataset.classes, CPU), dataset, split, CPU)
+
+
+def machine() -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores, torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
+
+
+def show(results: list[Result]) -> None:
+    table = Table(title=machine(), title_justify="left", box=None)
+    for column in ("what", "median", "bar", "", "of", "beside"):
+        table.add_column(column, justify="right" if column == "median" else "left")
+    for result in results:
+        bar = "" if result.bar is None else f"{'>=' if result.at_least else '<='} {result.bar:g}"
+        of = " ".join(f"{ratio:.3g}" for ratio in result.ratios)
+        table.add_row(result.what, f"{result.median:.3f}", bar, result.verdict, of, result.beside)
+    Console(width=170, highlight=False).print(table)

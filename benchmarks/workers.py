@@ -1,0 +1,55 @@
+"""Two worker processes of one thread against one: python benchmarks/workers.py [--repeats 3]
+
+The same rounds of fedavg; the processes are started before the clock, and their start is told beside it. Every repeat
+compares the weights of both to the bit.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.common import CPU, Result, generated, settings, show
+from fedvit.ledger import Ledger
+from fedvit.rounds import train_round
+from fedvit.store import Store
+from fedvit.transport.inprocess import InProcess
+from fedvit.transport.workers import Workers
+from fedvit.worker import Worker, make_net
+
+
+def results(clients: int = 8, images: int = 128, repeats: int = 3) -> list[Result]:
+    torch.set_num_threads(1)
+    experiment = settings("fedavg", clients=clients, cohort=clients, threads=1)
+    dataset, split = generated(clients, images)
+    worker = Worker(experiment, make_net(experiment, dataset.classes, CPU), dataset, split, CPU)
+    names, ratios = list(split.clients), []
+    with tempfile.TemporaryDirectory() as folder:
+        alone = InProcess(worker, Store(Path(folder) / "one", in_ram=True))
+        begin = time.perf_counter()
+        with Workers(InProcess(worker, Store(Path(folder) / "two", in_ram=True)), dataset, 2) as pair:
+            one = two = worker.net.server(names)
+            for repeat in range(repeats + 1):
+                start = time.perf_counter()
+                two, _, _ = train_round(worker.net.plan, two, pair, experiment, names, repeat + 1, Ledger(), {})
+                middle = time.perf_counter()
+                one, _, _ = train_round(worker.net.plan, one, alone, experiment, names, repeat + 1, Ledger(), {})
+                end = time.perf_counter()
+                if not all(torch.equal(one.shared[name], two.shared[name]) for name in one.shared):
+                    raise SystemExit("two workers gave other weights than one")
+                if repeat:
+                    ratios.append((end - middle) / (middle - start))
+                else:
+                    start_up = (middle - begin) - (end - middle) / 2
+    beside = f"start-up about {max(0.0, start_up):.1f} s once (bar 10); equal to the bit"
+    return [Result("1 worker / 2 workers, of 1 thread each", ratios, 1.8, at_least=True, beside=beside)]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--images", type=int, default=128)
+    show(results(**vars(parser.parse_args())))
