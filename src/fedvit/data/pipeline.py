@@ -94,7 +94,7 @@ def crop(images: Tensor, generator: torch.Generator | None) -> Tensor:
 def prepare(images: Tensor, inputs: InputSettings, *, as_bytes: bool = False) -> Tensor:
     """uint8 (batch, height, width, 1 or 3) to normalised float (batch, 3, size, size); grey becomes colour.
 
-    `as_bytes` rounds the resized image to whole grey levels, as PIL does; on a CPU that is ten times quicker.
+    `as_bytes` resizes in whole grey levels, as PIL does: on a CPU ten times quicker, and at most one level off.
     """
     x = images.permute(0, 3, 1, 2)
     if x.shape[-2:] != (inputs.size, inputs.size):
