@@ -23,8 +23,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/federation.py
-	$(BIN)/python benchmarks/editing.py
+	$(BIN)/python -m benchmarks
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,6 +1,6 @@
 """One round over a bare PyTorch loop on the same batches: what federation itself costs.
 
-    python benchmarks/federation.py [--repeats 5] [--clients 8] [--images 128] [--threads 2]
+    python -m benchmarks.federation [--repeats 5] [--clients 8] [--images 128] [--threads 2]
 
 Both contestants alternate in one process, with the same threads and the same optimiser built per client. Counted
 for a round: dispatch, batching, copying in and out, training, aggregation, ledger, and the memories' commit. Counted

@@ -1,4 +1,4 @@
-"""Head tuning with and without keeping what the frozen layers make of the images: python benchmarks/frozen.py
+"""Head tuning with and without keeping what the frozen layers make of the images: python -m benchmarks.frozen
 
 fedper+head, 8 clients of 128 images, all sampled, 10 local epochs, 5 rounds, without augmentation and evaluation, one
 thread. The caches are filled inside the measured time. Both contestants must end with the same bits.

@@ -1,4 +1,4 @@
-"""Our batches against torchvision's image by image: python benchmarks/images.py [--repeats 5]
+"""Our batches against torchvision's image by image: python -m benchmarks.images [--repeats 5]
 
 uint8 arrays to normalised 224 px float batches of 32, with padded crop and flip, one thread. torchvision's side is the
 usual pipeline over PIL images: RandomCrop, Resize, RandomHorizontalFlip, ToTensor, Normalize, then a stack.

@@ -1,4 +1,4 @@
-"""Two worker processes of one thread against one: python benchmarks/workers.py [--repeats 3]
+"""Two worker processes of one thread against one: python -m benchmarks.workers [--repeats 3]
 
 The same rounds of fedavg; the processes are started before the clock, and their start is told beside it. Every repeat
 compares the weights of both to the bit.

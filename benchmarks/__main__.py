@@ -1,0 +1,27 @@
+"""All benchmarks in one table of ratios, each measured side by side: python -m benchmarks [NAME ...]"""
+
+import sys
+
+from benchmarks import editing, evaluation, federation, frozen, images, many_clients, precision, workers
+from benchmarks.common import show
+
+ALL = {
+    "federation": federation.results,
+    "workers": workers.results,
+    "frozen": frozen.results,
+    "many_clients": many_clients.results,
+    "images": images.results,
+    "evaluation": evaluation.results,
+    "editing": editing.results,
+    "precision": precision.results,
+}
+
+if __name__ == "__main__":
+    unknown = set(sys.argv[1:]) - set(ALL)
+    if unknown:
+        raise SystemExit(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
+    rows = []
+    for name in sys.argv[1:] or ALL:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        rows += ALL[name]()
+    show(rows)

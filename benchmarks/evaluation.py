@@ -1,0 +1,54 @@
+"""Evaluating every client against one bare forward pass over the same images: python -m benchmarks.evaluation
+
+8 clients with 64 test images each, ViT-Tiny at 32 px with patches of 4, one thread, batches of 256 at most on both
+sides. The bare pass has its images ready as floats; ours counts everything from uint8 to the summary of all views.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.common import CPU, Result, alternate, make_worker, settings, show
+from fedvit.data import pipeline
+from fedvit.evaluation import EVALUATION_BATCH
+from fedvit.ledger import Ledger
+from fedvit.rounds import score_round
+from fedvit.store import Store
+from fedvit.transport.inprocess import InProcess
+
+
+def measure(label: str, clients: int, test: int, repeats: int) -> Result:
+    worker = make_worker(settings(label, clients=clients, cohort=clients, threads=1), 1, test)
+    net, split = worker.net, worker.split
+    server = net.server(list(split.clients))
+    sizes = {name: len(part.test) for name, part in split.clients.items()}
+    everything = pipeline.client_data(worker.images, worker.labels, net.classes, split.clients["0"])
+    images = torch.from_numpy(split.global_test)
+    batches = [x for x, _ in pipeline.batches(everything, images, EVALUATION_BATCH, net.inputs, CPU)]
+    with tempfile.TemporaryDirectory() as folder:
+        transport = InProcess(worker, Store(Path(folder), in_ram=True))
+
+        def ours(repeat: int) -> None:
+            score_round(net.plan, dict.fromkeys(sizes, server), transport, 1, Ledger(), sizes, worker.evaluate_server)
+
+        @torch.no_grad()
+        def bare(repeat: int) -> None:
+            net.module.eval()
+            for x in batches:
+                net.module(x)
+
+        return Result(f"{label}: evaluating all / a bare pass", alternate(ours, bare, repeats), 1.1)
+
+
+def results(clients: int = 8, test: int = 64, repeats: int = 5) -> list[Result]:
+    return [measure(label, clients, test, repeats) for label in ("fedavg", "fedper")]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--test", type=int, default=64)
+    show(results(**vars(parser.parse_args())))

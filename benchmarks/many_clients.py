@@ -1,0 +1,93 @@
+"""Rounds with 10,000 clients against 100, and the start with 100,000: python -m benchmarks.many_clients
+
+fedperfix on ViT-Tiny, 32 px, patches of 4; every client has 12 images, 8 train in a round, one worker, one thread. A
+round counts training, the store and the checkpoint. Both populations take turns, round by round. The last line builds
+100,000 clients from data in memory to the first round's messages; its number is seconds, not a ratio.
+"""
+
+import argparse
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.common import CPU, Result, generated, settings, show
+from fedvit.checkpoint import save_checkpoint
+from fedvit.data import partition
+from fedvit.ledger import Ledger
+from fedvit.rounds import choose, train_round
+from fedvit.server import Server
+from fedvit.store import Store
+from fedvit.transport.inprocess import InProcess
+from fedvit.worker import Worker, make_net
+
+
+class Population:
+    """So many clients, the server they share, and a folder for what they remember."""
+
+    def __init__(self, clients: int, folder: Path):
+        self.experiment = settings("fedperfix", clients=clients, cohort=8, threads=1)
+        dataset, split = generated(clients, 12)
+        net = make_net(self.experiment, dataset.classes, CPU)
+        self.transport = InProcess(Worker(self.experiment, net, dataset, split, CPU), Store(folder, in_ram=False))
+        self.plan, self.folder, self.names = net.plan, folder, list(split.clients)
+        self.server: Server = net.server(self.names)
+
+    def round(self, number: int) -> float:
+        begin = time.perf_counter()
+        cohort = choose(self.plan, self.names, self.experiment, number)
+        self.server, _, _ = train_round(
+            self.plan, self.server, self.transport, self.experiment, cohort, number, Ledger(), {}
+        )
+        self.transport.commit(number)
+        save_checkpoint(self.folder, self.server, self.transport.store)
+        return time.perf_counter() - begin
+
+    @property
+    def files(self) -> int:
+        return len(list(self.folder.glob("clients/*")))
+
+
+def start(clients: int) -> float:
+    """Seconds from images in memory to the first round's messages, the split included."""
+    dataset, _ = generated(clients, 12, test=0)
+    experiment: Experiment = settings(
+        "fedperfix", {"partition.min_samples": 2}, clients=clients, cohort=8, partition="iid"
+    )
+    begin = time.perf_counter()
+    split = partition.split(dataset, experiment.partition, experiment.data, batch=32, seed=0)
+    net = make_net(experiment, dataset.classes, CPU)
+    worker = Worker(experiment, net, dataset, split, CPU)
+    server = net.server(list(split.clients))
+    for name in choose(net.plan, list(split.clients), experiment, 1):
+        worker.client(name, 1, {})
+        net.plan.dispatch(server, name)
+    return time.perf_counter() - begin
+
+
+def results(repeats: int = 5, many: int = 10_000, most: int = 100_000) -> list[Result]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        few, lot = Population(100, Path(folder) / "few"), Population(many, Path(folder) / "many")
+        ratios = []
+        for number in range(1, repeats + 2):
+            pair = lot.round(number), few.round(number)
+            if number > 1:
+                ratios.append(pair[0] / pair[1])
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+        beside = f"{lot.files} files of clients that took part; peak memory {peak:.0f} MB (bar 1500)"
+    begun = start(most)
+    return [
+        Result(f"a round of {many:,} clients / of 100", ratios, 1.1, beside=beside),
+        Result(f"{most:,} clients: seconds to the first round", [begun], 30),
+    ]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--many", type=int, default=10_000)
+    parser.add_argument("--most", type=int, default=100_000)
+    show(results(**vars(parser.parse_args())))
