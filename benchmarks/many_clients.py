@@ -53,9 +53,7 @@ class Population:
 def start(clients: int) -> float:
     """Seconds from images in memory to the first round's messages, the split included."""
     dataset, _ = generated(clients, 12, test=0)
-    experiment: Experiment = settings(
-        "fedperfix", {"partition.min_samples": 2}, clients=clients, cohort=8, partition="iid"
-    )
+    experiment = settings("fedperfix", {"partition.min_samples": 2}, clients=clients, cohort=8, partition="iid")
     begin = time.perf_counter()
     split = partition.split(dataset, experiment.partition, experiment.data, batch=32, seed=0)
     net = make_net(experiment, dataset.classes, CPU)
