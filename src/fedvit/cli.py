@@ -312,8 +312,9 @@ def partition(
     with clear_errors(flags["debug"]):
         from fedvit import config
         from fedvit.data import datasets
+        from fedvit.data.partition import split_counts
         from fedvit.experiment import load_data
-        from fedvit.report.tables import split_counts, split_table
+        from fedvit.report.tables import split_table
 
         if picture is not None and (picture.suffix not in (".png", ".svg", ".pdf") or not picture.parent.is_dir()):
             raise UserError(f"--out expects a .png, .svg or .pdf file in a folder that exists, found {picture}")

@@ -3,13 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
-
-from fedvit.data.datasets import Dataset, Indices
-from fedvit.data.partition import Split
 
 
 def megabytes(nbytes: float) -> str:
@@ -91,18 +87,6 @@ def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) 
             phases[phase] = phases.get(phase, 0.0) + seconds
     parts = {"set up": summary["seconds"] - sum(phases.values()), **phases}
     return f"time: {summary['seconds']:.1f} s ({', '.join(f'{name} {value:.1f}' for name, value in parts.items())})"
-
-
-def split_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, list[int]]]:
-    """Images of every class, for every client and part."""
-
-    def count(indices: Indices) -> list[int]:
-        return [int(n) for n in np.bincount(dataset.labels[indices], minlength=dataset.classes)]
-
-    return {
-        name: {"train": count(part.train), "val": count(part.val), "test": count(part.test)}
-        for name, part in split.clients.items()
-    }
 
 
 def split_table(counts: Mapping[str, Mapping[str, list[int]]], title: str) -> Table:
