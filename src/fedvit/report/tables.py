@@ -7,6 +7,9 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from fedvit.report import units
+from fedvit.report.rows import LOCAL, Row, interval, mean, rank
+
 
 def megabytes(nbytes: float) -> str:
     """Bytes in megabytes of 10^6, with three digits that matter."""
@@ -55,6 +58,33 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
             megabytes(entry["nbytes_down"] + entry["nbytes_up"]),
             f"{entry['seconds']:.1f}",
             style="bold" if entry["mean"] == best else "",
+        )
+    return table
+
+
+def report_table(rows: Sequence[Row]) -> Table:
+    """The rows of a report in short."""
+    table = plain_table(f"{rows[0].first.tables['data']['name']}, best first")
+    table.add_column("row", overflow="fold")
+    areas = any(row.view("auroc") is not None for row in rows)
+    names = ["round", "accuracy %\n± clients", "±\nseeds", "gain over Local\n(95 % interval)", "clients\nhurt"]
+    for name in [*names, *(["AUROC"] if areas else []), "sent in\nthe run", "time"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rank(rows):
+        found = interval(row.gains)
+        gain = "-" if row.method == LOCAL else units.points(mean(row.gains))
+        gain += f" ({units.points(found[0])} … {units.points(found[1])})" if found and row.method != LOCAL else ""
+        last = min((record.rounds[-1]["round"] if record.rounds else 0) for record in row.records)
+        table.add_row(
+            escape(row.label),
+            str(last) if row.finished else f"{last} of {row.first.planned}",
+            "-" if row.mean is None else plus_minus(row.mean, row.view("std")),
+            units.percent(row.seed_std),
+            gain,
+            "-" if row.hurt is None or row.method == LOCAL else f"{row.hurt:.1f}",
+            *([units.decimal(row.view("auroc"))] if areas else []),
+            units.nbytes(row.sent),
+            units.duration(row.seconds),
         )
     return table
 
