@@ -161,10 +161,11 @@ def run(
             for done in steps:
                 progress.step(done)
         draw_choices(folder)
+        report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(summary_table(Run(folder).summary))
             out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
-            out.print(f"results: {folder}", soft_wrap=True, highlight=False)
+            out.print(f"results: {folder}\nreport: {report_at}", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -220,10 +221,11 @@ def compare(
         draw_comparison(runs, folder / "compare.png", title)
         for run in (run for several in runs.values() for run in several):
             draw_choices(run.folder)
+        report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))
             out.print(
-                f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}",
+                f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}\nreport: {report_at}",
                 soft_wrap=True,
                 highlight=False,
             )
@@ -238,6 +240,48 @@ def draw_choices(folder: Path) -> None:
         from fedvit.report import plots
 
         plots.draw_choices(run, folder / "choice.png")
+
+
+def write_report_of(folder: Path) -> Path:
+    """report.html beside the results."""
+    from fedvit.report.page import write_report
+
+    write_report([folder], folder / "report.html")
+    return folder / "report.html"
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or comparisons.")],
+    *,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE.html",
+            help="Where to write the page (default: report.html in DIR; of several, here).",
+        ),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Show the rounds and bytes until this accuracy in percent (default: three on the way).", min=0, max=100
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No table.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """One HTML page of runs and comparisons, finished or not: tables, figures, settings, commands."""
+    with clear_errors(debug, quiet):
+        from fedvit.report.page import write_report
+        from fedvit.report.tables import report_table
+
+        file = file or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+        groups = write_report(folders, file, target)
+        if not quiet:
+            for rows in groups:
+                out.print(report_table(rows))
+        out.print(f"report: {file}", soft_wrap=True, highlight=False)
 
 
 def parse_seeds(text: str, single: int | None) -> list[int]:
@@ -312,8 +356,9 @@ def partition(
     with clear_errors(flags["debug"]):
         from fedvit import config
         from fedvit.data import datasets
+        from fedvit.data.partition import split_counts
         from fedvit.experiment import load_data
-        from fedvit.report.tables import split_counts, split_table
+        from fedvit.report.tables import split_table
 
         if picture is not None and (picture.suffix not in (".png", ".svg", ".pdf") or not picture.parent.is_dir()):
             raise UserError(f"--out expects a .png, .svg or .pdf file in a folder that exists, found {picture}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedvit.client import Predictor
@@ -15,31 +16,87 @@ from fedvit.models.classifier import InputSettings
 
 EVALUATION_BATCH = 256
 METRICS = ("accuracy", "balanced_accuracy", "loss")
+AUROC = "auroc"  # one more metric where it is wanted, missing where it is undefined
+CONFUSION = "confusion"  # beside the metrics of view personal: confusion_<class>_<predicted class>
+
+
+def view_scores(
+    view: str, predict: Predictor, data: ClientData, inputs: InputSettings, device: torch.device, *, auroc: bool
+) -> dict[str, float]:
+    """A client's scores under one view, by "<view>_<metric>": on its test images, and on val where it has some."""
+    found = score(predict, data, data.test, inputs, device, auroc=auroc, confusion=view == "personal")
+    if len(data.val):
+        found["val_accuracy"] = score(predict, data, data.val, inputs, device)["accuracy"]
+    return {f"{view}_{metric}": value for metric, value in found.items()}
 
 
 @torch.no_grad()
 def score(
-    predict: Predictor, data: ClientData, indices: Tensor, inputs: InputSettings, device: torch.device
+    predict: Predictor,
+    data: ClientData,
+    indices: Tensor,
+    inputs: InputSettings,
+    device: torch.device,
+    *,
+    auroc: bool = False,
+    confusion: bool = False,
 ) -> dict[str, float]:
-    """Accuracy and balanced accuracy in percent, and mean loss, on these images.
+    """Accuracy and balanced accuracy in percent, and mean loss, on these images; AUROC and confusion on request.
 
     Balanced accuracy is the mean recall over the classes that are present.
     """
-    loss, right, labels = 0.0, [], []
+    loss, chosen, labels, outputs = 0.0, [], [], []
     for x, y in pipeline.batches(data, indices, EVALUATION_BATCH, inputs, device):
         logits = predict(x)
         loss += F.cross_entropy(logits, y, reduction="sum").item()
-        right.append((logits.argmax(1) == y).cpu())
+        chosen.append(logits.argmax(1).cpu())
         labels.append(y.cpu())
-    hit, label = torch.cat(right).double(), torch.cat(labels)
+        if auroc:
+            outputs.append(logits.cpu())
+    guess, label = torch.cat(chosen), torch.cat(labels)
+    hit = (guess == label).double()
     counts = torch.bincount(label, minlength=data.classes)
     hits = torch.bincount(label, weights=hit, minlength=data.classes)
     recall = hits[counts > 0] / counts[counts > 0]
-    return {
+    found = {
         "accuracy": 100 * hit.mean().item(),
         "balanced_accuracy": 100 * recall.mean().item(),
         "loss": loss / len(label),
     }
+    area = area_under_roc(torch.cat(outputs), label) if auroc else None
+    if area is not None:
+        found[AUROC] = area
+    if confusion:
+        cells, times = torch.unique(label * data.classes + guess, return_counts=True)
+        for cell, count in zip(cells.tolist(), times.tolist(), strict=True):
+            found[f"{CONFUSION}_{cell // data.classes}_{cell % data.classes}"] = float(count)
+    return found
+
+
+def area_under_roc(logits: Tensor, labels: Tensor) -> float | None:
+    """AUROC of the softmax scores, from 0 to 1; the mean of each class against the rest where there are more than two.
+
+    The mean is over the classes that are present. With one class it is undefined: None.
+    """
+    present = np.unique(labels.numpy()).tolist()
+    if len(present) < 2 or not logits.isfinite().all():
+        return None
+    scores, truth = logits.double().softmax(1).numpy(), labels.numpy()
+    if scores.shape[1] == 2:
+        return ranked_above(scores[:, 1], truth == 1)
+    return float(np.mean([ranked_above(scores[:, c], truth == c) for c in present]))
+
+
+def ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    """The chance that a positive scores above a negative, ties counting half: the area under the ROC curve.
+
+    Equal to scikit-learn's roc_auc_score, whose import alone takes longer than a small run's evaluation.
+    """
+    _, place, times = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(times) - (times - 1) / 2)[place]
+    count = int(positive.sum())
+    above = ranks[positive].sum() - count * (count + 1) / 2
+    return float(above / (count * (len(scores) - count)))
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:

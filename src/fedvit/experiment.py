@@ -2,6 +2,8 @@
 
 import json
 import logging
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -40,6 +42,7 @@ from fedvit.transport.workers import Workers
 from fedvit.worker import Net, Worker, make_net, window_of
 
 log = logging.getLogger(__name__)
+STARTED = "started by:"  # in log.txt, before the command
 
 
 @dataclass(frozen=True)
@@ -173,8 +176,11 @@ def run_rounds(
         else:
             folder.mkdir(parents=True, exist_ok=True)
             results.write_text(folder / "run.toml", toml)
-        results.write_json(folder / "split.json", description)
+        results.write_json(
+            folder / "split.json", {**description, "class_counts": partition.split_counts(dataset, split)}
+        )
         log_to(folder / "log.txt")
+        log.info("%s %s", STARTED, started_by())
 
         if resume:
             server = load_checkpoint(folder / "checkpoint", store) or server
@@ -216,6 +222,12 @@ def run_rounds(
         write_summary(Run(folder), experiment, net, rows, local, unseen, seconds)
 
 
+def started_by() -> str:
+    """The command line of this process."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["fedvit" if program in ("fedvit", "__main__.py") else program, *sys.argv[1:]])
+
+
 def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:
     """A run continues on the images it began with."""
     saved = folder / "split.json"
@@ -241,7 +253,7 @@ def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, sp
         scores = evaluate(net.plan, dict.fromkeys(split.unseen, server), transport, server.round, Ledger())
     else:
         scores, _ = evaluate_split(net, server, transport, split.unseen, server.round)
-    results.write_unseen(run.folder / "unseen.csv", split, scores)
+    results.write_unseen(run.folder / "unseen.csv", split, scores, transport.worker.metrics)
     return summarize(scores, {name: len(split.clients[name].test) for name in split.unseen})
 
 
@@ -253,7 +265,7 @@ def write_clients(
     done: Round,
     local: LocalBaseline | None,
 ) -> None:
-    """clients.csv of the newest evaluation, there before the checkpoint that counts on it."""
+    """clients.csv and confusion.json of the newest evaluation, there before the checkpoint that counts on them."""
     assert done.scores is not None
     alone = local.accuracy if local else None
     if experiment.method["name"] == "local":
@@ -262,7 +274,8 @@ def write_clients(
     labels = worker.labels.numpy()
     classes = {name: len(np.unique(labels[parts[name].train])) for name in worker.split.seen}
     trained = results.rounds_trained(rows, worker.split.seen)
-    results.write_clients(folder / "clients.csv", worker.split, classes, done.scores, trained, alone)
+    results.write_clients(folder / "clients.csv", worker.split, classes, done.scores, trained, alone, worker.metrics)
+    results.write_confusion(folder / "confusion.json", done.scores)
 
 
 def write_summary(

@@ -5,12 +5,12 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedvit.data.partition import Split
-from fedvit.evaluation import METRICS
+from fedvit.evaluation import CONFUSION
 from fedvit.ledger import per_client
 from fedvit.rounds import Scores, is_evaluated, view_names
 from fedvit.settings import Experiment
@@ -79,34 +79,45 @@ def write_clients(
     scores: Scores,
     trained: Mapping[str, int],
     local: Mapping[str, float] | None,
+    metrics: Sequence[str],
 ) -> None:
-    """clients.csv: one line a client; the last two columns are empty where Local was not run."""
+    """clients.csv: one line a client; what is undefined is empty, and so are the last two columns without Local."""
     views = view_names(scores)
     header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
-    header += [f"{view}_{metric}" for view in views for metric in METRICS]
+    columns = [f"{view}_{metric}" for view in views for metric in metrics]
     partial = path.with_suffix(".partial")
     with partial.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow([*header, "local_accuracy", "gain"])
+        writer.writerow([*header, *columns, "local_accuracy", "gain"])
         for name, score in scores.items():
             part = split.clients[name]
             alone = local.get(name) if local is not None else None
             gain = "" if alone is None else score["personal_accuracy"] - alone
-            values = [score[f"{view}_{metric}"] for view in views for metric in METRICS]
+            values = [score.get(column, "") for column in columns]
             counts = [len(part.train), len(part.test), classes[name], trained[name]]
             writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
     partial.replace(path)
 
 
-def write_unseen(path: Path, split: Split, scores: Scores) -> None:
+def write_confusion(path: Path, scores: Scores) -> None:
+    """confusion.json: for every client [class, predicted class, images] on its own test images, under view personal."""
+    start = f"personal_{CONFUSION}_"
+    content = {
+        name: [[*map(int, key.removeprefix(start).split("_")), int(n)] for key, n in score.items() if start in key]
+        for name, score in scores.items()
+    }
+    write_text(path, strict_json(content) + "\n")
+
+
+def write_unseen(path: Path, split: Split, scores: Scores, metrics: Sequence[str]) -> None:
     """unseen.csv: the clients that never trained, by view."""
-    columns = [f"{view}_{metric}" for view in view_names(scores) for metric in METRICS]
+    columns = [f"{view}_{metric}" for view in view_names(scores) for metric in metrics]
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["client", "train_samples", "test_samples", *columns])
         for name, score in scores.items():
             part = split.clients[name]
-            writer.writerow([name, len(part.train), len(part.test), *(score[column] for column in columns)])
+            writer.writerow([name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)])
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedvit.evaluation import METRICS, over_clients
+from fedvit.evaluation import AUROC, METRICS, over_clients
 from fedvit.ledger import Ledger, per_client
 from fedvit.payload import Failure, Payload
 from fedvit.plan import Plan, Report
@@ -186,7 +186,7 @@ def server_view(score: Mapping[str, float]) -> dict[str, float | None]:
         "mean": score["accuracy"],
         "micro": score["accuracy"],
         **spread,
-        **{m: score[m] for m in METRICS[1:]},
+        **{m: score[m] for m in (*METRICS[1:], AUROC) if m in score},
     }
 
 
@@ -202,4 +202,7 @@ def summarize(scores: Scores, test_samples: Mapping[str, int]) -> dict[str, dict
         val = [score[f"{view}_val_accuracy"] for score in scores.values() if f"{view}_val_accuracy" in score]
         if val:
             views[view]["val"] = sum(val) / len(val)
+        areas = [score[f"{view}_{AUROC}"] for score in scores.values() if f"{view}_{AUROC}" in score]
+        if areas:  # over the clients where it is defined
+            views[view] |= {AUROC: sum(areas) / len(areas), f"{AUROC}_clients": len(areas)}
     return views

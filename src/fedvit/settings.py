@@ -46,6 +46,7 @@ class DataSettings(Table):
     test: Annotated[float, Field(gt=0, lt=1)] = 0.25  # share held out as test where the source has no test set
     val: Share = 0.0  # share of each client's training images held out for choosing things
     unseen: Annotated[int, Field(ge=0)] = 0  # clients that never train, scored apart
+    auroc: bool | None = None  # measure AUROC too; default: for two classes and for MedMNIST's sets
 
     @property
     def folder(self) -> Path | None:

@@ -10,7 +10,7 @@ import torch
 from fedvit import randomness, tree
 from fedvit.client import Memory
 from fedvit.errors import UserError
-from fedvit.evaluation import score
+from fedvit.evaluation import view_scores
 from fedvit.ledger import Ledger, per_client
 from fedvit.models.cuts import Parts
 from fedvit.rounds import Round, choose, is_evaluated, reached, summarize
@@ -178,11 +178,5 @@ def evaluate_split(
         client = worker.client(name, number, memory)
         with torch.no_grad():
             predict = ClientSide(split, parts, client).predictor(channel)
-        data, scalars = client.data, {}
-        for metric, value in score(predict, data, data.test, net.inputs, worker.device).items():
-            scalars[f"personal_{metric}"] = value
-        if len(data.val):
-            found = score(predict, data, data.val, net.inputs, worker.device)
-            scalars["personal_val_accuracy"] = found["accuracy"]
-        scores[name] = scalars
+        scores[name] = view_scores("personal", predict, client.data, net.inputs, worker.device, auroc=worker.auroc)
     return scores, sum(channel.up.values()) + sum(channel.down.values())

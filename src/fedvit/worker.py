@@ -14,10 +14,10 @@ from torch import nn
 from fedvit import tree
 from fedvit.client import Client, LocalSettings, Memory, Predictor
 from fedvit.data import pipeline
-from fedvit.data.datasets import Dataset
+from fedvit.data.datasets import Dataset, wants_auroc
 from fedvit.data.partition import ClientSplit, Split
 from fedvit.errors import UserError
-from fedvit.evaluation import score
+from fedvit.evaluation import AUROC, METRICS, score, view_scores
 from fedvit.frozen import Activations, accept_activations_, first_learned, is_random_before, same_result
 from fedvit.methods import METHODS, make_plan
 from fedvit.models.classifier import InputSettings, build, input_settings, state
@@ -217,7 +217,7 @@ class Worker:
     ):
         self.experiment, self.net, self.split, self.device = experiment, net, split, device
         self.images, self.labels = pipeline.tensors(dataset)
-        self.classes = dataset.classes
+        self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset)
         self.activations = self.frozen_activations(processes)
 
     def frozen_activations(self, processes: int) -> Activations | None:
@@ -241,6 +241,11 @@ class Worker:
             "all before %s is frozen: its output is computed once an image, at most %.0f MB", start, found.megabytes
         )
         return found
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is measured of every view."""
+        return (*METRICS, AUROC) if self.auroc else METRICS
 
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
         """This client in this round, with the part of the model in its window."""
@@ -300,17 +305,14 @@ class Worker:
         data, inputs = client.data, self.net.inputs
         for view, weights in views.items():
             with holding(client, weights) as predict:
-                for metric, value in score(predict, data, data.test, inputs, self.device).items():
-                    scalars[f"{view}_{metric}"] = value
-                if len(data.val):
-                    scalars[f"{view}_val_accuracy"] = score(predict, data, data.val, inputs, self.device)["accuracy"]
+                scalars |= view_scores(view, predict, data, inputs, self.device, auroc=self.auroc)
         return Payload(scalars=scalars)
 
     def evaluate_server(self, shared: Tree, round_: int) -> dict[str, float]:
         """The server's model on the global test set."""
         client = self.client(POOLED, round_, {})
         with holding(client, shared) as predict:
-            return score(predict, client.data, client.data.test, self.net.inputs, self.device)
+            return score(predict, client.data, client.data.test, self.net.inputs, self.device, auroc=self.auroc)
 
 
 def window_of(down: Payload) -> Window:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvit import randomness
-from fedvit.data import cache, folders
+from fedvit.data import cache, folders, medmnist
 from fedvit.errors import UserError, nearest
 from fedvit.settings import DataSettings
 
@@ -33,10 +33,7 @@ TORCHVISION = {  # name -> torchvision's class, images, classes
     "pcam": ("PCAM", 327_680, 2),
 }
 PCAM_SPLITS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's word -> the files'
-MEDMNIST = (
-    "pathmnist", "chestmnist", "dermamnist", "octmnist", "pneumoniamnist", "retinamnist", "breastmnist", "bloodmnist",
-    "tissuemnist", "organamnist", "organcmnist", "organsmnist",
-)  # fmt: skip
+MEDMNIST = tuple(medmnist.CLASSES)
 
 
 @dataclass(frozen=True)
@@ -194,7 +191,15 @@ def flat_labels(labels: NDArray[Any], source: object) -> Labels:
     return labels.astype(np.int64)
 
 
+def wants_auroc(settings: DataSettings, dataset: Dataset) -> bool:
+    """Whether AUROC is measured beside accuracy: as told, else for two classes and for MedMNIST's sets."""
+    if settings.auroc is not None:
+        return settings.auroc
+    return dataset.classes == 2 or medmnist.medmnist_name(dataset.name) is not None
+
+
 def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> tuple[str, ...]:
+    """The names that are given, MedMNIST's own for a file of that name, or the numbers themselves."""
     if len(labels) == 0:
         raise UserError(f"{source} has no images")
     count = int(labels.max()) + 1
@@ -202,7 +207,8 @@ def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> t
     if empty:
         log.warning("%s has no image of the classes numbered %s", source, ", ".join(map(str, empty[:5])))
     if names is None:
-        return tuple(str(number) for number in range(count))
+        known = medmnist.CLASSES.get(medmnist.medmnist_name(Path(str(source)).stem) or "", ())
+        return known if len(known) == count else tuple(str(number) for number in range(count))
     if names.ndim != 1 or len(names) < count:
         raise UserError(f"{source}: {names.size} class names for labels up to {count - 1}")
     return tuple(str(name) for name in names)

@@ -61,6 +61,18 @@ class Split:
         return {"hash": hashlib.sha256(text.encode()).hexdigest(), **body}
 
 
+def split_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, list[int]]]:
+    """Images of every class, for every client and part."""
+
+    def count(indices: Indices) -> list[int]:
+        return [int(n) for n in np.bincount(dataset.labels[indices], minlength=dataset.classes)]
+
+    return {
+        name: {"train": count(part.train), "val": count(part.val), "test": count(part.test)}
+        for name, part in split.clients.items()
+    }
+
+
 @dataclass(frozen=True)
 class Request:
     """What a rule gets beside the data: its settings, the fewest images of a client, the share for testing."""

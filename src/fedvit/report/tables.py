@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from fedvit.data.datasets import Dataset, Indices
-from fedvit.data.partition import Split
+from fedvit.report import units
+from fedvit.report.rows import LOCAL, Row, interval, mean, rank
 
 
 def megabytes(nbytes: float) -> str:
@@ -63,6 +62,33 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
+def report_table(rows: Sequence[Row]) -> Table:
+    """The rows of a report in short."""
+    table = plain_table(f"{rows[0].first.tables['data']['name']}, best first")
+    table.add_column("row", overflow="fold")
+    areas = any(row.view("auroc") is not None for row in rows)
+    names = ["round", "accuracy %\n± clients", "±\nseeds", "gain over Local\n(95 % interval)", "clients\nhurt"]
+    for name in [*names, *(["AUROC"] if areas else []), "sent in\nthe run", "time"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rank(rows):
+        found = interval(row.gains)
+        gain = "-" if row.method == LOCAL else units.points(mean(row.gains))
+        gain += f" ({units.points(found[0])} … {units.points(found[1])})" if found and row.method != LOCAL else ""
+        last = min((record.rounds[-1]["round"] if record.rounds else 0) for record in row.records)
+        table.add_row(
+            escape(row.label),
+            str(last) if row.finished else f"{last} of {row.first.planned}",
+            "-" if row.mean is None else plus_minus(row.mean, row.view("std")),
+            units.percent(row.seed_std),
+            gain,
+            "-" if row.hurt is None or row.method == LOCAL else f"{row.hurt:.1f}",
+            *([units.decimal(row.view("auroc"))] if areas else []),
+            units.nbytes(row.sent),
+            units.duration(row.seconds),
+        )
+    return table
+
+
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """A run's views after its last round."""
     title = f"{summary['label']} on {summary['data']}, {summary['clients']} clients, round {summary['rounds']}"
@@ -91,18 +117,6 @@ def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) 
             phases[phase] = phases.get(phase, 0.0) + seconds
     parts = {"set up": summary["seconds"] - sum(phases.values()), **phases}
     return f"time: {summary['seconds']:.1f} s ({', '.join(f'{name} {value:.1f}' for name, value in parts.items())})"
-
-
-def split_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, list[int]]]:
-    """Images of every class, for every client and part."""
-
-    def count(indices: Indices) -> list[int]:
-        return [int(n) for n in np.bincount(dataset.labels[indices], minlength=dataset.classes)]
-
-    return {
-        name: {"train": count(part.train), "val": count(part.val), "test": count(part.test)}
-        for name, part in split.clients.items()
-    }
 
 
 def split_table(counts: Mapping[str, Mapping[str, list[int]]], title: str) -> Table:

@@ -1,0 +1,66 @@
+"""Numbers for people: with units, and with three digits that matter."""
+
+
+def nbytes(value: float | None) -> str:
+    """Bytes in kB, MB, GB or TB of powers of ten."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= 0.9995 * size:
+            return f"{three(value / size)} {unit}"
+    return f"{value:.0f} B"
+
+
+def count(value: float | None) -> str:
+    """A large number with a prefix: 5.51 M parameters, 208 M multiply-adds."""
+    if value is None:
+        return "-"
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.9995 * size:
+            return f"{three(value / size)} {unit}"
+    return f"{value:g}"
+
+
+def three(value: float) -> str:
+    """Three digits that matter, never an exponent."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes, seconds."""
+    if seconds is None:
+        return "-"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def memory(megabytes: float | None) -> str:
+    return "-" if megabytes is None else f"{megabytes:,.0f} MB"
+
+
+def percent(value: float | None) -> str:
+    """An accuracy; the caller says that it is percent."""
+    return "-" if value is None else f"{value:.1f}"
+
+
+def points(value: float | None) -> str:
+    """A difference of accuracies, with its sign."""
+    if value is None:
+        return "-"
+    return "0.0" if abs(value) < 0.05 else f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
+
+
+def client(name: str) -> str:
+    """A client in a sentence: a site by its name, a numbered one as such."""
+    return f"client {name}" if name.isdigit() else name
+
+
+def decimal(value: float | None) -> str:
+    """A number from 0 to 1, such as an AUROC."""
+    return "-" if value is None else f"{value:.3f}"
