@@ -16,7 +16,18 @@ from pathlib import Path
 
 import tomli_w
 
-from fedvit.studies.published import ADAM, FEDPERFIX_OWN, NAMES, TABLES, Table, Tables, method, rows_of, stacked
+from fedvit.studies.published import (
+    ADAM,
+    FEDPERFIX_OWN,
+    NAMES,
+    SMALL,
+    TABLES,
+    Table,
+    Tables,
+    method,
+    rows_of,
+    stacked,
+)
 
 HERE = Path(__file__).parent
 
@@ -43,14 +54,6 @@ OPEN = {  # what holds for every file of a paper; docs/experiments.md says more
 # The twins. On pre-trained weights the momentum is that of experiments/small and the rates lie within those tried there
 # (results/small/rates.json); experiments/choose_rates.py can choose them anew.
 
-SMALL: Tables = {
-    "data": {"name": "cifar100_small"},
-    "model": {
-        "name": "vit_tiny_patch16_224", "image_size": 64, "weights": "vit_tiny_patch16_224.fp16.safetensors",
-    },
-    "train": {"batch": 32, "lr": 0.002, "optimizer": "sgd", "momentum": 0.9},
-    "tune": {"name": "full"},
-}  # fmt: skip
 ALONE = {"local": method("local", lr=0.001)}
 FORK = {"apfl": FEDPERFIX_OWN["apfl"][0]}
 

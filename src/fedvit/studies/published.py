@@ -384,3 +384,18 @@ FEDV_TABLES = [
 
 TABLES = [*FEDPERFIX_TABLES, *PFEDEDIT_TABLES, *FEDV_TABLES]
 NAMES = {"fedperfix": FEDPERFIX_NAMES, "pfededit": PFEDEDIT_NAMES, "fedv": FEDV_NAMES}
+
+
+# What our own small versions of the tables start from: images and weights of the data folder.
+
+SMALL: Tables = {
+    "data": {"name": "cifar100_small"},
+    "model": {
+        "name": "vit_tiny_patch16_224", "image_size": 64, "weights": "vit_tiny_patch16_224.fp16.safetensors",
+    },
+    "train": {"batch": 32, "lr": 0.002, "optimizer": "sgd", "momentum": 0.9},
+    "tune": {"name": "full"},
+}  # fmt: skip
+SIZES = {  # images and classes of data that may not be here
+    "organamnist": (58_850, 11), "office_home": (15_500, 65), "lyme": (3_027, 4), "tiny-imagenet-200": (110_000, 200),
+}  # fmt: skip
