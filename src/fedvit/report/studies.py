@@ -29,16 +29,10 @@ def dry_table(cells: Sequence[Any], found: Sequence[Mapping[str, Any]], title: s
     table.add_column("differs in", overflow="fold", max_width=48)
     for name in ("rounds", "shared\nnumbers", "GB in\nall", "10^12\nMACs"):
         table.add_column(name, justify="right", no_wrap=True)
-    flat = [
-        {f"{t}.{k}": v for t, content in cell.row.first.model_dump(mode="json").items() for k, v in content.items()}
-        for cell in cells
-    ]
-    for cell, settings, figure in zip(cells, flat, found, strict=True):
-        own = {k: v for k, v in settings.items() if v is not None and any(f.get(k) != v for f in flat)}
-        words = ", ".join(
-            f"{key.split('.')[1] if not key.endswith('.name') else key.split('.')[0]} {value}"
-            for key, value in own.items()
-        )
+    declared = [{(t, k): v for t, own in cell.case.settings.items() for k, v in own.items()} for cell in cells]
+    varied = {key for one in declared for key in one if any(other.get(key) != one[key] for other in declared)}
+    for cell, own, figure in zip(cells, declared, found, strict=True):
+        words = ", ".join(f"{t if k == 'name' else k} {v}" for (t, k), v in own.items() if (t, k) in varied)
         again = "again" if figure["shares_run"] else f"{figure['nbytes'] / 1e9:.3g}"
         table.add_row(
             escape(cell.case.column),
