@@ -378,6 +378,51 @@ def partition(
                 out.print(f"picture: {picture}", soft_wrap=True, highlight=False)
 
 
+@app.command()
+@takes(*(name for name in EXPERIMENT if name != "seed"), *COMMON)
+def study(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A study; without one they are listed, with their cost.")
+    ] = None,
+    *,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The published settings, which need their data and GPUs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the grid, its bytes and multiply-adds; run nothing.")
+    ] = False,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, joined by commas (default: the study's).")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Accuracies in percent, joined by commas, whose cost is asked for.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="What a study always does: continue rows that were cut short.")
+    ] = False,
+    **flags: Any,
+) -> None:
+    """Run one of the papers' studies: a grid of runs that ends in a table, study.png and study.json.
+
+    The small form takes minutes on two cores: on the embedded digits or, for studies of pre-trained weights, on the
+    images and weights of the data folder where it has them (`--data digits`: not on those). Finished rows are not run
+    again. Flags and --set hold for all rows.
+    """
+    with clear_errors(flags["debug"], flags["quiet"]):
+        if name is None:
+            from fedvit.studies.listing import studies_table
+
+            out.print(studies_table())
+            return
+        from fedvit.studies import command
+
+        plan = command.prepare(name, paper=paper, seeds=seeds, target=target, flags=given(flags), sets=flags["sets"])
+        if dry_run:
+            out.print(command.preview(plan))
+            return
+        for shown in command.carry_out(plan, flags["out_dir"], flags["workers"], err, quiet=flags["quiet"]):
+            if not flags["quiet"]:
+                out.print(shown, soft_wrap=isinstance(shown, str), highlight=False)
+
+
 def print_json(content: Any) -> None:
     import json
 

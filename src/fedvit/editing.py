@@ -13,11 +13,12 @@ from fedvit import tree
 from fedvit.client import Client
 from fedvit.data import pipeline
 from fedvit.errors import UserError
+from fedvit.models.classifier import NORMS
 from fedvit.roles import state_names
 from fedvit.training import holding, load_
 from fedvit.tree import Tree
 
-Rule = Literal["leaves", "resnet54"]
+Rule = Literal["leaves", "norms", "resnet54"]
 PROBE_BATCH = 32
 
 
@@ -32,8 +33,9 @@ class Layer:
 def layers_of(module: nn.Module, trainable: Collection[str], rule: Rule = "leaves") -> list[Layer]:
     """The layers that may be edited, in model order.
 
-    `leaves`: every module below the model itself that owns trainable weights, the classifier included. `resnet54`:
-    the 54 layers that PFedEdit's authors count in ResNet18, some without weights and some inside others.
+    `leaves`: every module below the model itself that owns trainable weights, the classifier included. `norms`: only
+    the normalisation layers among them. `resnet54`: the 54 layers that PFedEdit's authors count in ResNet18, some
+    without weights and some inside others.
     """
     if rule == "resnet54":
         named = {path: [n for n in state_names(module) if n.startswith(path + ".")] for path in resnet54(module)}
@@ -45,6 +47,10 @@ def layers_of(module: nn.Module, trainable: Collection[str], rule: Rule = "leave
     for name in state_names(module):
         if name in trainable and "." in name:
             owned[name.rpartition(".")[0]].append(name)
+    if rule == "norms":
+        owned = {path: names for path, names in owned.items() if isinstance(module.get_submodule(path), NORMS)}
+        if not any(owned.values()):
+            raise UserError("no normalisation layer is trained here, which leaves nothing to edit: use layers=leaves")
     return [Layer(path, tuple(names)) for path, names in owned.items() if names]
 
 

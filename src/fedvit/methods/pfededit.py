@@ -4,7 +4,8 @@ Every layer of the received model is exchanged alone for the client's own and tr
 k stay. Everything is trained, sent and averaged; the choice is sent as a mask. Tested as edited.
 Departs from the paper: nothing; its released code does something else (nested layers are never exchanged, and the
 probe images are shuffled between the two predictions that are compared). Ties fall to the larger mean effect, then to
-the earlier layer. flexible=false keeps the first choice. layers=resnet54 counts layers as its code does.
+the earlier layer. flexible=false keeps the first choice. layers=resnet54 counts layers as its code does,
+layers=norms edits normalisation layers only (its Figure 2).
 """
 
 import math

@@ -1,0 +1,118 @@
+"""What models see: the features before the classifier, drawn in two dimensions by t-SNE."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedvit.checkpoint import load_checkpoint
+from fedvit.data import pipeline
+from fedvit.data.pipeline import ClientData
+from fedvit.errors import UserError
+from fedvit.experiment import Run, load_data
+from fedvit.models.plugins import tapped
+from fedvit.store import Store
+from fedvit.training import holding
+from fedvit.worker import POOLED, Net, Worker, make_net
+
+MOST_CLASSES, MOST_IMAGES, BATCH = 10, 800, 128
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Test images as points: where they lie, their class, and how well classes are told apart before the drawing."""
+
+    points: Array  # (images, 2)
+    labels: Array
+    class_names: tuple[str, ...]
+    silhouette: float  # of the features by class, from -1 to 1
+    model: str  # whose: "server", or "clients" where every image goes through its owner's model
+
+
+def picture(run: Run) -> Picture:
+    """The test images of the ten most frequent classes, through the server's model where there is one."""
+    experiment, cpu = run.experiment, torch.device("cpu")
+    torch.set_num_threads(experiment.run.threads)
+    dataset, split = load_data(experiment)
+    net = make_net(experiment, dataset.classes, cpu)
+    worker = Worker(experiment, net, dataset, split, cpu)
+    shown = chosen_images(torch.from_numpy(split.global_test), worker.labels)
+    if net.one_global_model:
+        found = [server_features(run, net, worker, shown)]
+    else:
+        found = list(client_features(run, net, worker, shown))
+    features, labels = (torch.cat([pair[i] for pair in found]).numpy() for i in (0, 1))
+    return Picture(
+        embedded(features, experiment.run.seed),
+        labels,
+        dataset.class_names,
+        silhouette(features, labels),
+        "server" if net.one_global_model else "clients",
+    )
+
+
+def chosen_images(test: Tensor, labels: Tensor) -> Tensor:
+    """Test images of the most frequent classes, the same for every row."""
+    counts = torch.bincount(labels[test])
+    classes = torch.argsort(counts, descending=True, stable=True)[:MOST_CLASSES]
+    kept = test[torch.isin(labels[test], classes)].sort().values
+    step = max(1, -(-len(kept) // MOST_IMAGES))
+    return kept[::step]
+
+
+def server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple[Tensor, Tensor]:
+    """The server's model after the last round."""
+    server = load_checkpoint(run.folder / "checkpoint", Store(run.folder / "checkpoint", in_ram=False), clean=False)
+    if server is None:
+        raise UserError(f"{run.folder} has no checkpoint, which the features come from: run it first")
+    client = worker.client(POOLED, server.round, {})
+    with holding(client, server.shared):
+        return features_of(client.module, client.data, shown, net), worker.labels[shown]
+
+
+def client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every client's own model on its own test images."""
+    for name in worker.split.seen:
+        mine = torch.from_numpy(worker.split.clients[name].test)
+        mine = mine[torch.isin(mine, shown)]
+        if len(mine):
+            data = worker.client(name, 0, {}).data
+            yield features_of(run.model(name), data, mine, net), worker.labels[mine]
+
+
+@torch.no_grad()
+def features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) -> Tensor:
+    """What goes into the classifier, (images, dim); the first one's where a model has two."""
+    model.eval()
+    parts = []
+    with tapped(model) as tap:
+        for x, _ in pipeline.batches(data, indices, BATCH, net.inputs, torch.device("cpu")):
+            tap.features.clear()
+            model(x)
+            parts.append(tap.features[0].float())
+    return torch.cat(parts)
+
+
+def embedded(features: Array, seed: int) -> Array:
+    """t-SNE in two dimensions; on one thread, since their number changes float sums."""
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+
+    near = min(30.0, max(2.0, (len(features) - 1) / 4))
+    with threadpool_limits(1):
+        points: Array = TSNE(perplexity=near, init="pca", learning_rate="auto", random_state=seed).fit_transform(
+            features.astype(np.float64)
+        )
+    return points
+
+
+def silhouette(features: Array, labels: Array) -> float:
+    """How much nearer images lie to their own class than to the next: 1 is far apart, 0 is mixed."""
+    from sklearn.metrics import silhouette_score
+
+    return float(silhouette_score(features, labels)) if 1 < len(np.unique(labels)) < len(labels) else float("nan")
