@@ -125,8 +125,8 @@ class Pseudo:
 
 HeadPlugin = SecondHead | HeadMaker | Projection | Offset
 Plugin = Prefix | Prompt | Adapter | Lora | HeadPlugin | FeatureNoise | Splitter | Pseudo
-KINDS = tuple(
-    plugin.kind
+PLUGINS: dict[str, Any] = {
+    plugin.kind: plugin
     for plugin in (
         Prefix,
         Prompt,
@@ -140,7 +140,8 @@ KINDS = tuple(
         Splitter,
         Pseudo,
     )
-)
+}
+KINDS = tuple(PLUGINS)
 
 
 class Bottleneck(nn.Module):
@@ -346,8 +347,21 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
                 block.mlp.register_forward_hook(partial(add_own_output, one))
 
 
+def groups_of_model(model: nn.Module) -> dict[str, list[str]]:
+    """The layer groups that the model itself names, by the paths of their modules."""
+    return getattr(model, "layer_groups", {})
+
+
 def head_names(model: nn.Module) -> list[str]:
     """The paths of every module that timm calls the classifier; a distilled DeiT has two."""
+    named = groups_of_model(model).get("head")
+    if named is not None:
+        return named
+    if not hasattr(model, "get_classifier") and not hasattr(model, "fc"):
+        raise UserError(
+            f"which part of this {type(model).__name__} is its classifier? Name it: groups={{'head': ['PATH']}}; its "
+            f"parts are {', '.join(name for name, _ in model.named_children())}"
+        )
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else model.fc  # type: ignore[operator]
     members = classifier if isinstance(classifier, tuple) else (classifier,)
     return [path for path, module in model.named_modules() if any(module is m for m in members)]

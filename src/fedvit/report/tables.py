@@ -1,6 +1,7 @@
 """Results as tables for the terminal."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from rich.table import Table
 
 from fedvit.data.datasets import Dataset, Indices
 from fedvit.data.partition import Split
+from fedvit.description import Description
 
 
 def megabytes(nbytes: float) -> str:
@@ -154,3 +156,14 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
         for way, nbytes in cost["step_nbytes"].items():
             table.add_row(f"bytes {way}, per step", f"{nbytes:,}")
     return table
+
+
+def exported_line(name: str, path: Path, description: Description) -> str:
+    """One exported model: what it is, how it is opened, how well it was checked."""
+    check = description.checked
+    assert check is not None
+    form = "one ONNX graph" if path.suffix == ".onnx" else "plain timm"
+    if path.suffix != ".onnx" and description.timm is None:
+        form = f"for fedvit.load_model, not plain timm: {description.not_timm}"
+    near = f"within {check.difference:.1g} of the run's own model on {check.images} images"
+    return f"{name}: {path} ({form}; logits {near})"
