@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -131,9 +132,13 @@ def save(weights: dict[str, Tensor], description: Description, path: Path) -> No
 
 def check_images(description: Description) -> Tensor:
     """Real images that need no data folder and belong to no client: embedded digits, prepared for this model."""
-    digits = datasets.digits().images
-    chosen = torch.from_numpy(digits[:: len(digits) // CHECK_IMAGES][:CHECK_IMAGES].copy())
-    return pipeline.prepare(chosen, inputs_of(description))
+    return pipeline.prepare(some_digits(), inputs_of(description))
+
+
+@cache
+def some_digits() -> Tensor:
+    images = datasets.digits().images
+    return torch.from_numpy(images[:: len(images) // CHECK_IMAGES][:CHECK_IMAGES].copy())
 
 
 def inputs_of(description: Description) -> InputSettings:
@@ -282,7 +287,11 @@ class OnnxModel(nn.Module):
         self.session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.from_numpy(self.session.run(None, {"images": x.cpu().numpy()})[0])
+        try:
+            found = self.session.run(None, {"images": x.cpu().numpy()})[0]
+        except Exception as problem:  # onnxruntime has a dozen kinds of its own
+            raise UserError(f"onnxruntime cannot run the model on images {tuple(x.shape)}: {problem}") from problem
+        return torch.from_numpy(found)
 
 
 def needed(name: str) -> Any:

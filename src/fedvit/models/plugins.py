@@ -185,7 +185,7 @@ class FreePrefix(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, _, _) -> (batch, rows, out)
-        return (self.scale * self.rows).expand(len(x), -1, -1)
+        return (self.scale * self.rows).expand(x.shape[0], -1, -1)  # len() would fix the batch of an ONNX graph
 
 
 class PromptTokens(nn.Module):
@@ -197,7 +197,7 @@ class PromptTokens(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, n, dim) -> (batch, n + tokens, dim)
-        return torch.cat([x, self.drop(self.tokens).expand(len(x), -1, -1)], dim=1)
+        return torch.cat([x, self.drop(self.tokens).expand(x.shape[0], -1, -1)], dim=1)
 
 
 class OffsetImage(nn.Module):
@@ -286,7 +286,7 @@ class PseudoToken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, patches, dim) -> (batch, 1, dim)
         side = int(x.shape[1] ** 0.5)
-        grid = x.transpose(1, 2).reshape(len(x), -1, side, side)
+        grid = x.transpose(1, 2).reshape(x.shape[0], -1, side, side)
         out = torch.relu(self.norm1(self.conv1(grid)))
         out = torch.relu(self.norm2(self.conv2(self.drop(out))) + grid)
         return out.mean((2, 3)).unsqueeze(1)
@@ -412,7 +412,7 @@ def attach_to_classifier(model: nn.Module, plugin: SecondHead | HeadMaker | Proj
 
 
 def pair_up(features: Tensor) -> Tensor:  # (2 batch, dim) -> (batch, 2 dim)
-    return torch.cat(features.chunk(2), dim=1)
+    return features.unflatten(0, (2, -1)).transpose(0, 1).flatten(1)
 
 
 def transform_input(by: Callable[[Tensor], Tensor], _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
