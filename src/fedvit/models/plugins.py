@@ -412,7 +412,7 @@ def attach_to_classifier(model: nn.Module, plugin: SecondHead | HeadMaker | Proj
 
 
 def pair_up(features: Tensor) -> Tensor:  # (2 batch, dim) -> (batch, 2 dim)
-    return features.unflatten(0, (2, -1)).transpose(0, 1).flatten(1)
+    return features.reshape(2, -1, features.shape[1]).transpose(0, 1).flatten(1)
 
 
 def transform_input(by: Callable[[Tensor], Tensor], _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
