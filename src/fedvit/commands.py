@@ -1,5 +1,6 @@
 """docs/commands.md, read off the commands themselves: `python -m fedvit.commands > docs/commands.md`."""
 
+import inspect
 import sys
 from typing import Any
 
@@ -25,7 +26,7 @@ def section(name: str, command: Any) -> str:
     parameters = [p for p in command.params if not getattr(p, "hidden", False)]
     arguments = [p for p in parameters if p.param_type_name == "argument"]
     usage = " ".join([f"fedvit {name}", *(p.metavar or p.name.upper() for p in arguments), "[OPTIONS]"])
-    rows = [f"| {spelling(p)} | {cell(p.help)}{needed(p)} |" for p in parameters]
+    rows = [f"| {spelling(p)} | {cell(told(command, p))}{needed(p)} |" for p in parameters]
     table = ["| | |", "|---|---|", *rows, ""] if rows else []
     return "\n".join([f"## {name}", "", command.help.strip(), "", "```", usage, "```", "", *table])
 
@@ -36,6 +37,13 @@ def spelling(parameter: Any) -> str:
         return f"`{parameter.metavar or parameter.name.upper()}`"
     value = "" if parameter.is_flag else f" {parameter.metavar or parameter.type.name.upper().removesuffix(' RANGE')}"
     return f"`{parameter.opts[0]}{value}`"
+
+
+def told(command: Any, parameter: Any) -> str | None:
+    """The help of a parameter where it is declared: typer loses that of arguments under newer versions of click."""
+    declared = inspect.signature(command.callback).parameters[parameter.name].annotation
+    found: str | None = declared.__metadata__[0].help
+    return found
 
 
 def needed(parameter: Any) -> str:
