@@ -23,6 +23,7 @@ from fedvit.exporting import TOLERANCE, export, inputs_of, load_model, plain_mod
 from fedvit.exporting import written as compare_and_keep
 from fedvit.methods import METHODS
 from fedvit.models.classifier import build
+from fedvit.models.folding import CannotFoldError
 from fedvit.models.plugins import FeatureNoise, HeadMaker, Lora, Prefix, SecondHead, Splitter
 from fedvit.models.width import narrow
 from fedvit.opening import describe, open_run, plugin_table
@@ -160,6 +161,19 @@ def test_linear_plugins_become_part_of_the_plain_model(name: str, plugins: tuple
         bare = timm.create_model(**description.timm.arguments()).eval()
         bare.load_state_dict({key: value for key, value in model.state_dict().items() if key in weights})
         assert (bare(x) - expected).abs().max() > 10 * TOLERANCE * expected.abs().max().clamp(min=1)
+
+
+@pytest.mark.parametrize(("name", "rate"), [("shufflenet_v2_x0_5", 1.0), ("resnet18", 0.5)])
+def test_what_timm_does_not_have_is_built_again_from_its_description(name: str, rate: float, tmp_path: Path) -> None:
+    settings = ModelSettings(name=name, image_size=32)
+    model = build(settings, 3, (), 7).eval()
+    model = narrow(model, rate) if rate < 1 else model
+    description = description_for(settings, (), rate)
+    with pytest.raises(CannotFoldError, match="timm has no such model"):
+        plain_model(model, description)
+    save(dict(model.state_dict()), description, tmp_path / "x.safetensors")
+    x = torch.rand(2, 3, 32, 32)
+    assert torch.equal(fedvit.load_model(tmp_path / "x.safetensors")(x), model(x))
 
 
 def test_a_narrow_client_gets_a_smaller_timm_model(tmp_path: Path) -> None:
