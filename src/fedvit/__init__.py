@@ -5,12 +5,17 @@
 >>> run.model("3")  # client 3's own model
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from fedvit.data.datasets import Dataset
     from fedvit.experiment import Run
+    from fedvit.plan import Plan
+    from fedvit.predicting import Prediction
 
 __version__ = "0.1.0"
 
@@ -18,6 +23,9 @@ __version__ = "0.1.0"
 def run(
     experiment: str | Path | None = None,
     *,
+    method: "str | Plan | None" = None,
+    model: "str | nn.Module | None" = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
     data: Any = None,
     class_names: Sequence[str] | None = None,
     out: str | Path | None = None,
@@ -28,35 +36,101 @@ def run(
 ) -> "Run":
     """Run an experiment as `fedvit run` does; `settings` are its `--set`s, other arguments its flags.
 
+    `method` is a name, or a plan of your own. `model` is a name, or a module of your own, from images
+    (batch, 3, image_size, image_size) to a number for every class; `groups` names its layer groups by the paths of
+    their modules, at least its classifier: {"head": ["fc"]}. With pretrained=True its weights count as pre-trained,
+    which matters to default rates. `data` is a name, an npz file or a folder; or each client's own data by its name,
+    (images, labels) arrays or a torch Dataset of (image, label); or one such pair or Dataset, to be divided.
     With `workers` above 1 the call must stand under `if __name__ == "__main__":`, since processes are started.
-    `data` is a name, an npz file or a folder, or each client's own data by its name: (images, labels) arrays, or a
-    torch Dataset of (image, label).
     """
     from fedvit import config, running
-    from fedvit.data.datasets import from_clients
-    from fedvit.errors import nearest
+    from fedvit.errors import UserError, nearest
     from fedvit.experiment import Run
 
-    unknown = [flag for flag in flags if flag not in config.FLAGS]
+    known = {name for name in config.FLAGS if name not in ("method", "model", "data")}
+    unknown = [flag for flag in flags if flag not in known]
     if unknown:
         raise TypeError(f"fedvit.run has no argument {unknown[0]!r}; {nearest(unknown[0], config.FLAGS)}")
+    own = own_parts(method, model)
+    if workers > 1 and (own.plan is not None or own.module is not None):
+        raise UserError(
+            "a plan or module of your own cannot go to other processes, nothing is pickled: leave workers=1"
+        )
     file = Path(experiment) if experiment is not None else None
-    dataset = from_clients(data, class_names) if isinstance(data, Mapping) else None
-    name = None if data is None else "python" if dataset else str(data)
-    groups = dataset.group_names if dataset else None
+    dataset = own_data(data, class_names)
+    flags = {
+        **flags,
+        "method": method if isinstance(method, str) else None,
+        "model": model if isinstance(model, str) else None,
+        "data": None if data is None else "python" if dataset else str(data),
+    }
+    sets = dict(settings or {})
+    if groups is not None:
+        sets["model.groups"] = {name: list(paths) for name, paths in groups.items()}
+    sites = dataset.group_names if dataset else None
     place = Path(out) if out is not None else None
-    flags = {**flags, "data": name}
-    resolved, folder = running.settle(file, settings or {}, flags, place, resume=resume, groups=groups)
+    resolved, folder = running.settle(file, sets, flags, place, resume=resume, groups=sites, own=own)
     for _ in running.start_or_resume(resolved, folder, resume=resume, dataset=dataset, workers=workers):
         pass
-    return Run(folder)
+    return Run(folder, own, dataset)
 
 
-def load_run(folder: str | Path) -> "Run":
-    """A run from its folder."""
+def own_parts(method: Any, model: Any) -> Any:
+    """The plan and the module among the arguments, if they are not names."""
+    from torch import nn
+
+    from fedvit.errors import UserError
+    from fedvit.plan import Plan
+    from fedvit.settings import Own
+
+    for what, value, kind in (("method", method, Plan), ("model", model, nn.Module)):
+        if value is not None and not isinstance(value, (str, kind)):
+            raise UserError(f"{what} should be a name or a {kind.__name__}, found {type(value).__name__}")
+    plan = method if isinstance(method, Plan) else None
+    return Own(plan, model if isinstance(model, nn.Module) else None)
+
+
+def own_data(data: Any, class_names: Sequence[str] | None) -> "Dataset | None":
+    """Data that was given from Python, or None where it was named."""
+    from fedvit.data.datasets import from_arrays, from_clients
+
+    if data is None or isinstance(data, str | Path):
+        return None
+    return from_clients(data, class_names) if isinstance(data, Mapping) else from_arrays(data, class_names)
+
+
+def load_run(
+    folder: str | Path,
+    *,
+    method: "Plan | None" = None,
+    model: "nn.Module | None" = None,
+    data: Any = None,
+    class_names: Sequence[str] | None = None,
+) -> "Run":
+    """A run from its folder. What of it came from Python is given again, if its models are wanted."""
     from fedvit.errors import UserError
     from fedvit.experiment import Run
 
-    if not (Path(folder) / "run.toml").is_file():
-        raise UserError(f"{folder} is not a run: expected a folder with run.toml in it")
-    return Run(Path(folder))
+    place = Path(folder)
+    if not (place / "run.toml").is_file():
+        inside = sorted(str(path.parent) for path in [*place.glob("*/run.toml"), *place.glob("*/*/run.toml")])
+        there = "it does not exist" if not place.exists() else "it has none"
+        more = (
+            f"; there are runs inside it: {', '.join(inside[:8])}{' ...' if len(inside) > 8 else ''}" if inside else ""
+        )
+        raise UserError(f"{folder} is not a run: expected a folder with run.toml in it, {there}{more}")
+    return Run(place, own_parts(method, model), own_data(data, class_names))
+
+
+def load_model(path: str | Path, module: "nn.Module | None" = None) -> "nn.Module":
+    """A model that `fedvit export` wrote; `module` is needed where the run's model was a module of your own."""
+    from fedvit.exporting import load_model as load
+
+    return load(path, module)
+
+
+def predict(model: "nn.Module", images: Sequence[str | Path], top: int = 1) -> "Iterator[Prediction]":
+    """Class names and probabilities of image files and folders, by a model of `load_model` or `run.model`."""
+    from fedvit.predicting import predict as predictions
+
+    return predictions(model, images, top=top)

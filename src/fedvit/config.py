@@ -16,11 +16,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from fedvit.data.datasets import groups_of
 from fedvit.data.partition import DEFAULT_CLIENTS
 from fedvit.errors import UserError, nearest
-from fedvit.methods import METHODS, make_plan
-from fedvit.models.classifier import GROUPS, input_size
+from fedvit.methods import METHODS, plan_of
+from fedvit.models.classifier import GROUPS, check_groups, fingerprint, input_size
 from fedvit.models.plugins import KINDS
-from fedvit.settings import Experiment, RunSettings
-from fedvit.tunes import SCRATCH_LR, TUNES, layer_groups, make_tune
+from fedvit.settings import Experiment, Own, RunSettings
+from fedvit.tunes import SCRATCH_LR, TUNES, make_tune
 
 Tables = dict[str, dict[str, Any]]
 TABLES = tuple(Experiment.model_fields)
@@ -62,15 +62,30 @@ def load(
     flags: Mapping[str, Any] | None = None,
     base: Tables | None = None,
     groups: tuple[str, ...] | None = None,
+    own: Own | None = None,
 ) -> Experiment:
-    """The resolved experiment of these layers; `base` lies under the file, `groups` are sites known from Python."""
+    """The resolved experiment of these layers; `base` lies under the file.
+
+    `groups` are sites known from Python, `own` a plan and a module from there.
+    """
+    own = own or Own()
     sets = sets or {}
     lower = [{"method": {"name": "fedavg"}, "tune": {"name": "full"}}, base or {}, read(file) if file else {}]
-    upper = flag_tables(flags or {})
+    upper = stacked([flag_tables(flags or {}), own_tables(own)])
     names: Tables = {kind: {"name": sets[f"{kind}.name"]} for kind in ("method", "tune") if f"{kind}.name" in sets}
     chosen = stacked([*lower, names, upper])
     method, tune = (str(chosen[kind]["name"]) for kind in ("method", "tune"))
-    return resolve(stacked([*lower, set_tables(sets, method, tune), upper]), groups)
+    return resolve(stacked([*lower, set_tables(sets, method, tune), upper]), groups, own)
+
+
+def own_tables(own: Own) -> Tables:
+    """What run.toml says of a plan or module from Python."""
+    tables: Tables = {}
+    if own.plan is not None:
+        tables["method"] = {"name": own.plan.name, "python": True}
+    if own.module is not None:
+        tables["model"] = {"name": "python", "fingerprint": fingerprint(own.module)}
+    return tables
 
 
 def flag_tables(flags: Mapping[str, Any]) -> Tables:
@@ -153,15 +168,16 @@ def value_of(text: str) -> Any:
         return text
 
 
-def resolve(tables: Tables, groups: tuple[str, ...] | None = None) -> Experiment:
+def resolve(tables: Tables, groups: tuple[str, ...] | None = None, own: Own | None = None) -> Experiment:
     """Check every value and fill every default that depends on another."""
     method = options("method", METHODS, tables.get("method", {}), "fedavg")
     tune_table = tables.get("tune", {})
     name = str(tune_table.get("name", "full"))
-    if name in TUNES or not is_groups(name):
+    named = tables.get("model", {}).get("groups") or {}
+    if name in TUNES or not is_groups(name, named):
         tune = options("tune", TUNES, tune_table, "full")
     else:
-        layer_groups(name)
+        check_groups(name, named)
         tune = {"name": name}
         reject_unknown("tune", tune_table, ["name"])
     for table, content in tables.items():
@@ -171,13 +187,13 @@ def resolve(tables: Tables, groups: tuple[str, ...] | None = None) -> Experiment
         experiment = Experiment.model_validate({**tables, "method": method, "tune": tune})
     except ValidationError as problem:
         raise UserError(readable(problem)) from problem
-    return with_defaults(experiment, groups)
+    return with_defaults(experiment.with_own(own or Own()), groups)
 
 
-def is_groups(name: str) -> bool:
+def is_groups(name: str, named: Iterable[str]) -> bool:
     """Whether a tune's name reads as layer groups rather than as a misspelt tune."""
     parts = [part.strip() for part in name.split(",")]
-    return "," in name or parts[0] in (*GROUPS, *KINDS) or parts[0].startswith("blocks.")
+    return "," in name or parts[0] in (*GROUPS, *KINDS, *named) or parts[0].startswith("blocks.")
 
 
 def options(
@@ -185,6 +201,9 @@ def options(
 ) -> dict[str, Any]:
     """A method's or tune's table against the arguments of its function, defaults filled in."""
     name = table.get("name", default)
+    if kind == "method" and table.get("python"):
+        reject_unknown(kind, table, ["name", "python"], f" of {name}, a plan from Python")
+        return {"name": str(name), "python": True}
     if name not in known:
         extra = "; a tune may also be layer groups joined by commas" if kind == "tune" else ""
         raise UserError(f"unknown {kind} {name!r}; {nearest(str(name), known)}{extra}")
@@ -236,7 +255,7 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
     if every is None:
         every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
     usual = "adamw" if experiment.model.from_scratch else "sgd"
-    optimizer = train.optimizer or ("adam" if make_plan(experiment.method).split else usual)
+    optimizer = train.optimizer or ("adam" if plan_of(experiment).split else usual)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum belongs to sgd and would do nothing with {optimizer}: set train.optimizer=sgd")
     init = "random" if experiment.model.from_scratch else "zero"
@@ -252,7 +271,7 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
                     "cohort": cohort,
                     "optimizer": optimizer,
                     "lr": train.lr or default_lr(experiment, optimizer),
-                    "weighting": train.weighting or make_plan(method).weighting,
+                    "weighting": train.weighting or plan_of(experiment).weighting,
                 }
             ),
             "run": run.model_copy(update={"eval_every": every, "device": choose_device(run)}),

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedvit import config, results, tree
+from fedvit import config, results
 from fedvit.checkpoint import load_checkpoint, save_checkpoint
-from fedvit.client import Memory
 from fedvit.cost import split_costs
 from fedvit.data import datasets, partition
 from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
 from fedvit.errors import UserError
 from fedvit.ledger import Ledger
-from fedvit.methods import make_plan
+from fedvit.methods import plan_of
 from fedvit.models.classifier import input_size, macs_per_example
-from fedvit.plan import own_model
 from fedvit.ram import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.rounds import Round, evaluate, federate, reached, summarize
 from fedvit.server import Server
-from fedvit.settings import Experiment
-from fedvit.split import SplitPlan, newer_average
+from fedvit.settings import Experiment, Own
 from fedvit.split_rounds import evaluate_split, federate_split
 from fedvit.store import Store
-from fedvit.training import load_
 from fedvit.transport import Transport
 from fedvit.transport.inprocess import InProcess
 from fedvit.transport.workers import Workers
-from fedvit.worker import Net, Worker, make_net, window_of
+from fedvit.worker import Net, Worker, make_net
 
 log = logging.getLogger(__name__)
 STARTED = "started by:"  # in log.txt, before the command
@@ -47,9 +43,11 @@ STARTED = "started by:"  # in log.txt, before the command
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, finished or not."""
+    """A run's folder, finished or not, and what of the run came from Python."""
 
     folder: Path
+    own: Own = field(default_factory=Own)
+    dataset: Dataset | None = None
 
     @property
     def finished(self) -> bool:
@@ -57,7 +55,11 @@ class Run:
 
     @property
     def experiment(self) -> Experiment:
-        return config.resolve(config.read(self.folder / "run.toml"))
+        tables = config.read(self.folder / "run.toml")
+        if not torch.cuda.is_available():  # a run of elsewhere is looked at here
+            tables["run"]["device"] = "cpu"
+        groups = self.dataset.group_names if self.dataset else None
+        return config.resolve(tables, groups, self.own)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -83,43 +85,17 @@ class Run:
         """The client's own model after the last round, plugins included, ready to predict.
 
         It is the model of view `personal`: a method that fine-tunes before its test does so here, on the client's
-        images.
+        images. `model.description` says what goes in and what comes out.
         """
-        split = json.loads((self.folder / "split.json").read_text())
-        if client not in split["clients"]:
-            raise UserError(f"no client {client!r} in {self.folder}; there are {', '.join(split['clients'])}")
-        experiment, cpu = self.experiment, torch.device("cpu")
-        net = make_net(experiment, len(split["class_names"]), cpu)
-        store = Store(self.folder / "checkpoint", in_ram=False)
-        server = load_checkpoint(self.folder / "checkpoint", store, clean=False)
-        if server is None:
-            raise UserError(f"{self.folder} has no checkpoint yet: run it first")
-        server = replace(server, clients=tuple(name for name in split["clients"] if name not in split["unseen"]))
-        if net.plan.split is not None:
-            return split_model(net, net.plan.split, server, store.get(client))
-        down = net.plan.dispatch(server, client)
-        window = window_of(down)
-        owner = net.at(window).bare_client(store.get(client))
-        if net.plan.views is not own_model:
-            if experiment.data.name == "python":
-                raise UserError(f"{net.plan.name} fine-tunes on the client's images, which were given from Python")
-            worker = Worker(experiment, net, *load_data(experiment), cpu)
-            owner = worker.client(client, server.round, store.get(client), window)
-        load_(owner.live, net.plan.views(owner, down)["personal"])
-        return owner.module.eval()
+        from fedvit.opening import client_model, open_run
 
+        return client_model(open_run(self), client)
 
-def split_model(net: Net, split: SplitPlan, server: Server, memory: Memory) -> nn.Module:
-    """A client's head and tail around the server's body, as one model."""
-    if split.cut.kind == "vibs":
-        raise UserError(
-            f"{net.plan.name} ends in the middle of the body, which is not a whole model: use another method"
-        )
-    updated = memory.get("updated", 0.0)
-    assert isinstance(updated, float)
-    own = net.bare_client(memory).personal()
-    load_(net.live, tree.overlay(own, newer_average(split, server.memory, updated), server.shared))
-    return net.module.eval()
+    def server_model(self) -> nn.Module:
+        """The model of view `server`, where the server's weights alone make one."""
+        from fedvit.opening import open_run, server_model
+
+        return server_model(open_run(self))
 
 
 @dataclass(frozen=True)
@@ -140,7 +116,7 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
     data, seed = experiment.data, experiment.run.seed
     if dataset is None:
         dataset = datasets.load(data, input_size(experiment.model))
-    probe = make_plan(experiment.method).probe
+    probe = plan_of(experiment).probe
     settings, batch = experiment.partition, experiment.train.batch
     return dataset, partition.split(dataset, settings, data, batch=batch, seed=seed, probe=probe)
 
@@ -176,9 +152,8 @@ def run_rounds(
         else:
             folder.mkdir(parents=True, exist_ok=True)
             results.write_text(folder / "run.toml", toml)
-        results.write_json(
-            folder / "split.json", {**description, "class_counts": partition.split_counts(dataset, split)}
-        )
+        counts = {"image": list(dataset.images.shape[1:]), "class_counts": partition.split_counts(dataset, split)}
+        results.write_json(folder / "split.json", {**description, **counts})
         log_to(folder / "log.txt")
         log.info("%s %s", STARTED, started_by())
 

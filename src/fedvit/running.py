@@ -11,7 +11,7 @@ from fedvit.data.datasets import Dataset
 from fedvit.errors import UserError
 from fedvit.experiment import LocalBaseline, Run, run_rounds
 from fedvit.rounds import Round
-from fedvit.settings import Experiment
+from fedvit.settings import Experiment, Own
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,14 @@ def settle(
     *,
     resume: bool,
     groups: tuple[str, ...] | None = None,
+    own: Own | None = None,
 ) -> tuple[Experiment, Path]:
     """The settings and folder of a run. A run that is resumed keeps its own settings where none are given."""
     if out is None:
-        out = default_folder(config.load(file, sets, flags, groups=groups))
+        out = default_folder(config.load(file, sets, flags, groups=groups, own=own))
     saved = out / "run.toml"
     base = config.read(saved) if resume and saved.is_file() else None
-    return config.load(file, sets, flags, base=base, groups=groups), out
+    return config.load(file, sets, flags, base=base, groups=groups, own=own), out
 
 
 def start_or_resume(

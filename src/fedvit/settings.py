@@ -1,10 +1,11 @@
 """The tables of an experiment: names, defaults and limits. Reading and resolving them is `config`'s work."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 
 def not_a_truth_value(value: Any) -> Any:
@@ -89,6 +90,8 @@ class ModelSettings(Table):
     patch_size: Count | None = None
     weights: Path | None = None
     pretrained: bool = False
+    groups: dict[str, list[str]] | None = None  # layer groups beside the known ones: name -> paths of modules
+    fingerprint: str | None = None  # of the first weights of a module from Python
 
     @property
     def from_scratch(self) -> bool:
@@ -134,6 +137,14 @@ class RunSettings(Table):
         return [f"{kind}:{number.strip()}" for number in numbers.split(",")] if numbers else [kind]
 
 
+@dataclass(frozen=True)
+class Own:
+    """What came from Python and no file holds: a plan (fedvit.plan.Plan) and a module (torch.nn.Module)."""
+
+    plan: Any = None
+    module: Any = None
+
+
 class Experiment(Table):
     """Everything that decides a run's results, resolved: no default is left open."""
 
@@ -144,6 +155,17 @@ class Experiment(Table):
     method: dict[str, Any] = {"name": "fedavg"}  # name, and the arguments of its plan
     tune: dict[str, Any] = {"name": "full"}
     run: RunSettings = RunSettings()
+    _own: Own = PrivateAttr(default_factory=Own)
+
+    @property
+    def own(self) -> Own:
+        """The parts that were given from Python; they go where the experiment goes, but into no file."""
+        return self._own
+
+    def with_own(self, own: Own) -> "Experiment":
+        copy = self.model_copy()
+        copy._own = own
+        return copy
 
     @property
     def label(self) -> str:

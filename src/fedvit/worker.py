@@ -19,7 +19,7 @@ from fedvit.data.partition import ClientSplit, Split
 from fedvit.errors import UserError
 from fedvit.evaluation import AUROC, METRICS, score, view_scores
 from fedvit.frozen import Activations, accept_activations_, first_learned, is_random_before, same_result
-from fedvit.methods import METHODS, make_plan
+from fedvit.methods import METHODS, plan_of
 from fedvit.models.classifier import InputSettings, build, input_settings, state
 from fedvit.models.plugins import Plugin
 from fedvit.models.width import FULL, Window, axes, cut, narrow
@@ -130,11 +130,12 @@ class Net:
 
 def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     """Build the model and meet method and tune in it."""
-    plan, tune = make_plan(experiment.method), make_tune(experiment.tune)
+    plan, tune = plan_of(experiment), make_tune(experiment.tune)
     model = experiment.model
     if model.weights is not None:
         model = model.model_copy(update={"weights": experiment.data.find(model.weights)})
-    module = build(model, classes, joined(plan.build, tune.build), experiment.run.seed)
+    own = experiment.own.module
+    module = build(model, classes, joined(plan.build, tune.build), experiment.run.seed, own)
     roles = assign(module, plan.roles, trainable_names(module, tune, plan.build))
     if not roles.trainable:
         raise UserError(
@@ -151,7 +152,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
                 log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
     if plan.split is not None and plan.split.init == "random" and not model.from_scratch:
         untrained = model.model_copy(update={"weights": None, "pretrained": False})
-        fresh = state(build(untrained, classes, joined(plan.build, tune.build), experiment.run.seed))
+        fresh = state(build(untrained, classes, joined(plan.build, tune.build), experiment.run.seed, own))
         names = [name for name in plan.split.cut.names(module, "head", "tail") if name in roles.trainable]
         load_(state(module), tree.pick(fresh, names))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}

@@ -279,7 +279,7 @@ def from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset
             key,
             count,
             size,
-            lambda number: folders.decode(found.files[number], size, modes),
+            lambda number: folders.decode(found.files[number], (size, size), modes),
             lambda: dict(modes),
             skip_bad=settings.skip_bad,
         )
@@ -311,7 +311,7 @@ def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None)
     """Each client's (images, labels) arrays, or a torch Dataset of (image, label), from Python."""
     if not clients:
         raise UserError("expected a client's data by name, found no client")
-    pairs = {name: arrays_of(name, data) for name, data in clients.items()}
+    pairs = {name: arrays_of(f"client {name}", data) for name, data in clients.items()}
     for name, (pixels, numbers) in pairs.items():
         if len(pixels) != len(numbers) or not len(numbers):
             raise UserError(f"client {name} has {len(pixels)} images and {len(numbers)} labels")
@@ -328,6 +328,18 @@ def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None)
     )
 
 
+def from_arrays(data: Any, names: Sequence[str] | None = None) -> Dataset:
+    """One (images, labels) pair, or one torch Dataset of (image, label), from Python, to be divided over clients."""
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise UserError(
+            "data should be a name, a folder, each client's data by name, one (images, labels) pair, or a torch "
+            f"Dataset with a length; found {type(data).__name__}"
+        )
+    images, labels = arrays_of("data", data)
+    given = None if names is None else np.asarray(names)
+    return Dataset("python", images, labels, class_names(given, labels, "class_names"))
+
+
 def arrays_of(name: str, data: Any) -> tuple[Images, Labels]:
     if isinstance(data, tuple) and len(data) == 2:
         images, labels = data
@@ -339,9 +351,9 @@ def arrays_of(name: str, data: Any) -> tuple[Images, Labels]:
         images = images.transpose(0, 2, 3, 1)  # torch's channels first
     if images.dtype.kind == "f":
         if images.size and (images.min() < 0 or images.max() > 1):
-            raise UserError(f"client {name}: float images must lie in 0..1, found {images.min():g}..{images.max():g}")
+            raise UserError(f"{name}: float images must lie in 0..1, found {images.min():g}..{images.max():g}")
         images = np.round(images * 255).astype(np.uint8)
-    return with_channels(images, f"client {name}"), flat_labels(labels, f"client {name}")
+    return with_channels(images, name), flat_labels(labels, name)
 
 
 # Scarcity.

@@ -214,8 +214,8 @@ def fingerprint(files: Sequence[Path], root: Path) -> list[tuple[str, int, int, 
     return rows
 
 
-def decode(file: Path, size: int, modes: Counter[str]) -> NDArray[np.uint8]:
-    """An image squashed to size x size, in colour; grey ones are converted, 16 bits become 8. Counts modes."""
+def decode(file: Path, size: tuple[int, int], modes: Counter[str]) -> NDArray[np.uint8]:
+    """An image squashed to size (width, height), in colour; grey ones are converted, 16 bits become 8. Counts modes."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -229,8 +229,8 @@ def decode(file: Path, size: int, modes: Counter[str]) -> NDArray[np.uint8]:
             if image.mode.startswith("I"):  # PIL would cut 16-bit values off at 255 instead of scaling them
                 image = Image.fromarray((np.asarray(image, dtype=np.int64).clip(0, 65535) // 257).astype(np.uint8))
             colour = image.convert("RGB")
-        if colour.size != (size, size):
-            colour = colour.resize((size, size), Image.Resampling.BILINEAR)
+        if colour.size != size:
+            colour = colour.resize(size, Image.Resampling.BILINEAR)
         modes[mode] += 1
         return np.asarray(colour, dtype=np.uint8)
     except UnreadableError:

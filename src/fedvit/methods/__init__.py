@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedvit.errors import UserError
 from fedvit.methods import (
     adapters,
     apfl,
@@ -47,6 +48,7 @@ from fedvit.methods import (
     vanilla_attention,
 )
 from fedvit.plan import Plan
+from fedvit.settings import Experiment
 
 METHODS: dict[str, Callable[..., Plan]] = {
     "fedavg": fedavg.plan,
@@ -96,3 +98,17 @@ METHODS: dict[str, Callable[..., Plan]] = {
 def make_plan(table: Mapping[str, Any]) -> Plan:
     """The plan of a [method] table: its name, and the arguments of its function."""
     return METHODS[table["name"]](**{key: value for key, value in table.items() if key != "name"})
+
+
+def plan_of(experiment: Experiment) -> Plan:
+    """The experiment's plan: one of ours, or the one that was given from Python."""
+    if not experiment.method.get("python"):
+        return make_plan(experiment.method)
+    plan = experiment.own.plan
+    if plan is None:
+        raise UserError(
+            f"the plan {experiment.method['name']!r} was written in Python and no file holds it: give it again, "
+            "fedvit.load_run(FOLDER, method=plan) or fedvit.run(method=plan, ...)"
+        )
+    assert isinstance(plan, Plan)
+    return plan

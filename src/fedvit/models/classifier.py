@@ -1,8 +1,10 @@
-"""The model: any timm ViT or DeiT, its layer groups, and its pre-trained weights."""
+"""The model: any timm ViT or DeiT, or a module of your own; its layer groups, and its pre-trained weights."""
 
+import copy
+import hashlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from fedvit import randomness
 from fedvit.errors import UserError, hint, nearest
-from fedvit.models.plugins import KINDS, Plugin, attach, head_names
+from fedvit.models.plugins import KINDS, Plugin, attach, groups_of_model, head_names
 from fedvit.roles import Selector, of_type, segment, state_names, under
 from fedvit.settings import ModelSettings
 
@@ -25,19 +27,23 @@ log = logging.getLogger(__name__)
 # A ViT for 8 px digits: small enough for a laptop, deep enough that "which layers are personal" is a question.
 MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2}
 
+PYTHON = "python"  # the name of a module that was given from Python
 TORCHVISION = ("resnet18", "resnet50", "resnet50_gn", "shufflenet_v2_x0_5")
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
 GROUPS = ("patch_embed", "pos_embed", "tokens", "norm", "attn", "mlp", "scale", "head")
 TOKENS = ("cls_token", "dist_token", "reg_token")
 
 
-def build(settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], seed: int) -> nn.Module:
-    """The model with its plugins, every initial value keyed by the seed.
+def build(
+    settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], seed: int, own: nn.Module | None = None
+) -> nn.Module:
+    """The model with its plugins, every initial value keyed by the seed; `own` is a module from Python.
 
     The backbone does not depend on the plugins: rows of one comparison start from the same weights.
     """
     with randomness.addressed(seed, "model"):
-        model = backbone(settings, classes)
+        model = backbone(settings, classes) if settings.name != PYTHON else copy_of(own, settings, classes)
+    name_groups_(model, settings.groups or {})
     for plugin in plugins:
         with randomness.addressed(seed, "plugin", plugin.kind):
             attach(model, plugin, from_scratch=settings.from_scratch, size=input_size(settings))
@@ -46,11 +52,7 @@ def build(settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], se
 
 def backbone(settings: ModelSettings, classes: int) -> nn.Module:
     """The plain timm model."""
-    sizes: dict[str, Any] = {}
-    if settings.image_size not in (None, input_size(settings.model_copy(update={"image_size": None}))):
-        sizes["img_size"] = settings.image_size
-    if settings.patch_size is not None:
-        sizes["patch_size"] = settings.patch_size
+    sizes = sizes_of(settings)
     if settings.name == "vit_micro":
         if settings.weights is not None or settings.pretrained:
             raise UserError("vit_micro has no pre-trained weights: choose a timm model, such as vit_tiny_patch16_224")
@@ -71,6 +73,63 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
     if settings.weights is not None:
         load_weights_(model, settings.weights)
     return model
+
+
+def sizes_of(settings: ModelSettings) -> dict[str, Any]:
+    """The sizes that differ from the model's own, as timm calls them."""
+    sizes: dict[str, Any] = {}
+    if settings.image_size not in (None, input_size(settings.model_copy(update={"image_size": None}))):
+        sizes["img_size"] = settings.image_size
+    if settings.patch_size is not None:
+        sizes["patch_size"] = settings.patch_size
+    return sizes
+
+
+def fingerprint(module: nn.Module) -> str:
+    """A hash of all weights of a module from Python: what is frozen in it is on no disk."""
+    found = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def copy_of(own: nn.Module | None, settings: ModelSettings, classes: int) -> nn.Module:
+    """A copy of a module from Python that takes our images and gives a number for every class."""
+    if own is None:
+        raise UserError(
+            "the model was a module from Python and no file holds it: give it again, built in the same way, "
+            "fedvit.load_run(FOLDER, model=module) or fedvit.run(model=module, ...)"
+        )
+    if settings.fingerprint not in (None, fingerprint(own)):
+        raise UserError(
+            "this module's weights are not those that the run began with: build it in the same way, with the same "
+            "seed, before anything trains it"
+        )
+    model = copy.deepcopy(own)
+    if settings.weights is not None:
+        load_weights_(model, settings.weights)
+    size = input_size(settings)
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            found = tuple(model.eval()(torch.zeros(2, 3, size, size)).shape)
+    except Exception as problem:  # whatever a stranger's module stumbles over
+        raise UserError(f"your module cannot take images of shape (2, 3, {size}, {size}): {problem}") from problem
+    if found != (2, classes):
+        raise UserError(
+            f"your module should give one number for each of the {classes} classes, shape (2, {classes}) for two "
+            f"images; found {found}"
+        )
+    return model.train(was_training)
+
+
+def name_groups_(model: nn.Module, groups: dict[str, list[str]]) -> None:
+    """Give the model its own layer groups; a path that means no weight is an error."""
+    for name, paths in groups.items():
+        for path in paths:
+            Selector(f"{path} (of the layer group {name})", under(path).match).names(model)
+    model.layer_groups = groups  # type: ignore[assignment]
 
 
 def check_name(name: str) -> None:
@@ -151,7 +210,24 @@ def load_weights_(model: nn.Module, path: Path) -> None:
 
 
 def group(name: str) -> Selector:
-    """A layer group of the command line: one of GROUPS, blocks.N, or a kind of plugin."""
+    """A layer group of the command line: one that the model itself names, one of GROUPS, blocks.N, or a plugin."""
+
+    def match(model: nn.Module) -> set[str]:
+        named = groups_of_model(model)
+        return (under(*named[name]) if name in named else known_group(name, named)).match(model)
+
+    return Selector(name, match)
+
+
+def check_groups(names: str, named: Iterable[str] = ()) -> None:
+    """Complain about layer groups that nobody knows."""
+    for name in (part.strip() for part in names.split(",")):
+        if name and name not in named:
+            known_group(name, named)
+
+
+def known_group(name: str, named: Iterable[str] = ()) -> Selector:
+    """A layer group that every ViT has."""
     match name:
         case "head":
             return Selector("head", lambda model: under(*head_names(model)).match(model))
@@ -169,7 +245,7 @@ def group(name: str) -> Selector:
         return Selector(name, segment(name).match)
     if name.startswith("blocks.") and name.removeprefix("blocks.").isdigit():
         return under(name)
-    raise UserError(f"unknown layer group {name!r}; {nearest(name, [*GROUPS, *KINDS, 'blocks.0'])}")
+    raise UserError(f"unknown layer group {name!r}; {nearest(name, [*GROUPS, *KINDS, 'blocks.0', *named])}")
 
 
 def groups(names: str) -> Selector:
@@ -212,6 +288,8 @@ def input_size(settings: ModelSettings) -> int:
         return settings.image_size
     if settings.name == "vit_micro":
         return int(MICRO["img_size"])
+    if settings.name == PYTHON:
+        raise UserError("a module from Python does not say how large its images are: give image_size, in pixels")
     check_name(settings.name)
     config = None if settings.name in TORCHVISION else timm.get_pretrained_cfg(settings.name)
     return int(config.input_size[-1]) if config is not None else 224

@@ -125,8 +125,8 @@ class Pseudo:
 
 HeadPlugin = SecondHead | HeadMaker | Projection | Offset
 Plugin = Prefix | Prompt | Adapter | Lora | HeadPlugin | FeatureNoise | Splitter | Pseudo
-KINDS = tuple(
-    plugin.kind
+PLUGINS: dict[str, Any] = {
+    plugin.kind: plugin
     for plugin in (
         Prefix,
         Prompt,
@@ -140,7 +140,8 @@ KINDS = tuple(
         Splitter,
         Pseudo,
     )
-)
+}
+KINDS = tuple(PLUGINS)
 
 
 class Bottleneck(nn.Module):
@@ -184,7 +185,7 @@ class FreePrefix(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, _, _) -> (batch, rows, out)
-        return (self.scale * self.rows).expand(len(x), -1, -1)
+        return (self.scale * self.rows).expand(x.shape[0], -1, -1)  # len() would fix the batch of an ONNX graph
 
 
 class PromptTokens(nn.Module):
@@ -196,7 +197,7 @@ class PromptTokens(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, n, dim) -> (batch, n + tokens, dim)
-        return torch.cat([x, self.drop(self.tokens).expand(len(x), -1, -1)], dim=1)
+        return torch.cat([x, self.drop(self.tokens).expand(x.shape[0], -1, -1)], dim=1)
 
 
 class OffsetImage(nn.Module):
@@ -285,7 +286,7 @@ class PseudoToken(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, patches, dim) -> (batch, 1, dim)
         side = int(x.shape[1] ** 0.5)
-        grid = x.transpose(1, 2).reshape(len(x), -1, side, side)
+        grid = x.transpose(1, 2).reshape(x.shape[0], -1, side, side)
         out = torch.relu(self.norm1(self.conv1(grid)))
         out = torch.relu(self.norm2(self.conv2(self.drop(out))) + grid)
         return out.mean((2, 3)).unsqueeze(1)
@@ -346,8 +347,21 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
                 block.mlp.register_forward_hook(partial(add_own_output, one))
 
 
+def groups_of_model(model: nn.Module) -> dict[str, list[str]]:
+    """The layer groups that the model itself names, by the paths of their modules."""
+    return getattr(model, "layer_groups", {})
+
+
 def head_names(model: nn.Module) -> list[str]:
     """The paths of every module that timm calls the classifier; a distilled DeiT has two."""
+    named = groups_of_model(model).get("head")
+    if named is not None:
+        return named
+    if not hasattr(model, "get_classifier") and not hasattr(model, "fc"):
+        raise UserError(
+            f"which part of this {type(model).__name__} is its classifier? Name it: groups={{'head': ['PATH']}}; its "
+            f"parts are {', '.join(name for name, _ in model.named_children())}"
+        )
     classifier = model.get_classifier() if hasattr(model, "get_classifier") else model.fc  # type: ignore[operator]
     members = classifier if isinstance(classifier, tuple) else (classifier,)
     return [path for path, module in model.named_modules() if any(module is m for m in members)]
@@ -398,7 +412,7 @@ def attach_to_classifier(model: nn.Module, plugin: SecondHead | HeadMaker | Proj
 
 
 def pair_up(features: Tensor) -> Tensor:  # (2 batch, dim) -> (batch, 2 dim)
-    return torch.cat(features.chunk(2), dim=1)
+    return features.reshape(2, -1, features.shape[1]).transpose(0, 1).flatten(1)
 
 
 def transform_input(by: Callable[[Tensor], Tensor], _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -1,12 +1,14 @@
 """Results as tables for the terminal."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from fedvit.description import Description
 from fedvit.report import units
 from fedvit.report.rows import LOCAL, Row, interval, mean, rank
 
@@ -168,3 +170,14 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
         for way, nbytes in cost["step_nbytes"].items():
             table.add_row(f"bytes {way}, per step", f"{nbytes:,}")
     return table
+
+
+def exported_line(name: str, path: Path, description: Description) -> str:
+    """One exported model: what it is, how it is opened, how well it was checked."""
+    check = description.checked
+    assert check is not None
+    form = "one ONNX graph" if path.suffix == ".onnx" else "plain timm"
+    if path.suffix != ".onnx" and description.timm is None:
+        form = f"for fedvit.load_model, not plain timm: {description.not_timm}"
+    near = f"within {check.difference:.1g} of the run's own model on {check.images} images"
+    return f"{name}: {path} ({form}; logits {near})"

@@ -1,0 +1,89 @@
+"""Plugins that are linear where they sit become part of the plain model's own weights; the others say why not."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvit.models.plugins import (
+    Adapter,
+    FeatureNoise,
+    HeadMaker,
+    Lora,
+    Offset,
+    Plugin,
+    Prefix,
+    Projection,
+    Prompt,
+    Pseudo,
+    SecondHead,
+    Splitter,
+    head_names,
+    vit_blocks,
+)
+
+Weights = dict[str, Tensor]
+WHY_NOT: dict[type, str] = {
+    Prompt: "prompts are further tokens in every block, which the plain model does not have",
+    Adapter: "adapters have an activation between two maps, which no weight of the plain model can hold",
+    Projection: "MOON's projection is two further layers before the classifier (method.projection=0 trains without)",
+    Offset: "every image goes through the network twice, mixed with the client's own image",
+    Pseudo: "the features leave the body early, through convolutions that the plain model does not have",
+}
+
+
+class CannotFoldError(Exception):
+    """Why no plain model computes the same."""
+
+
+def folded(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
+    """The weights of the plain model that computes the same as this one with its plugins."""
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    for plugin in plugins:
+        match plugin:
+            case Lora():
+                for path, low_rank in blocks_of(model, "lora"):
+                    change = low_rank.up.weight.double() @ low_rank.down.weight.double() * low_rank.scale
+                    add(weights, f"{path}.attn.qkv.weight", change)
+            case Prefix():
+                fold_prefix(model, plugin, weights)
+            case SecondHead():
+                seconds: Iterable[Any] = model.get_submodule("second_head").children()
+                for path, second in zip(head_names(model), seconds, strict=True):
+                    add(weights, f"{path}.weight", second.weight)
+                    add(weights, f"{path}.bias", second.bias)
+            case HeadMaker() | Splitter() | FeatureNoise():
+                pass  # they take no part in predictions
+            case _:
+                raise CannotFoldError(WHY_NOT[type(plugin)])
+    kinds = {plugin.kind for plugin in plugins}
+    return {name: tensor for name, tensor in weights.items() if not kinds & set(name.split("."))}
+
+
+def fold_prefix(model: nn.Module, plugin: Prefix, weights: Weights) -> None:
+    """A prefix that is one linear map of the block's input is a change of the keys' and values' rows."""
+    if plugin.combine == "concat":
+        raise CannotFoldError(
+            "prefixes are further keys and values in every block, which the plain model does not have"
+        )
+    if plugin.bottleneck is not None:
+        raise CannotFoldError("prefixes have a tanh between two maps, which no weight of the plain model can hold")
+    for path, prefix in blocks_of(model, "prefix"):
+        rows = weights[f"{path}.attn.qkv.weight"].shape[0] // 3
+        add(weights, f"{path}.attn.qkv.weight", prefix.proj.weight * prefix.scale, rows)
+        add(weights, f"{path}.attn.qkv.bias", prefix.proj.bias * prefix.scale, rows)
+
+
+def blocks_of(model: nn.Module, kind: str) -> list[tuple[str, Any]]:
+    """The path of every block, and its plugin of this kind."""
+    return [(f"blocks.{i}", getattr(block, kind)) for i, block in enumerate(vit_blocks(model, kind))]
+
+
+def add(weights: Weights, name: str, change: Tensor, first_row: int = 0) -> None:
+    """Add to the rows of a weight from `first_row` on, in double precision."""
+    if name not in weights:
+        raise CannotFoldError(f"the plain model has no {name} that could take the plugin's")
+    sum_ = weights[name].double()
+    sum_[first_row:] += change.detach().double()
+    weights[name] = sum_.to(torch.float32)
