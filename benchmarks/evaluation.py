@@ -14,7 +14,7 @@ from benchmarks.common import CPU, Result, alternate, make_worker, settings, sho
 from fedvit.data import pipeline
 from fedvit.evaluation import EVALUATION_BATCH
 from fedvit.ledger import Ledger
-from fedvit.rounds import score_round
+from fedvit.rounds import evaluate, summarize
 from fedvit.store import Store
 from fedvit.transport.inprocess import InProcess
 
@@ -31,7 +31,10 @@ def measure(label: str, clients: int, test: int, repeats: int) -> Result:
         transport = InProcess(worker, Store(Path(folder), in_ram=True))
 
         def ours(repeat: int) -> None:
-            score_round(net.plan, dict.fromkeys(sizes, server), transport, 1, Ledger(), sizes, worker.evaluate_server)
+            scores = evaluate(net.plan, dict.fromkeys(sizes, server), transport, 1, Ledger())
+            summarize(scores, sizes)
+            if net.one_global_model:
+                worker.evaluate_server(server.shared, 1, scores)
 
         @torch.no_grad()
         def bare(repeat: int) -> None:

@@ -1,7 +1,8 @@
 """From predictors to per-client metrics, and from clients to one line."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -97,6 +98,27 @@ def ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> fl
     count = int(positive.sum())
     above = ranks[positive].sum() - count * (count + 1) / 2
     return float(above / (count * (len(scores) - count)))
+
+
+def pooled(scores: Mapping[str, Mapping[str, float]], view: str = "personal") -> dict[str, float]:
+    """The score of one model on all clients' images together, from the counts and losses of each."""
+    start = f"{view}_{CONFUSION}_"
+    hits, counts, loss = Counter[str](), Counter[str](), 0.0
+    for score in scores.values():
+        images = 0.0
+        for key, count in score.items():
+            if key.startswith(start):
+                label, guess = key.removeprefix(start).split("_")
+                counts[label] += int(count)
+                hits[label] += int(count) * (label == guess)
+                images += count
+        loss += images * score[f"{view}_loss"]
+    recall = [hits[label] / counts[label] for label in sorted(counts, key=int)]
+    return {
+        "accuracy": 100 * (hits.total() / counts.total()),
+        "balanced_accuracy": 100 * (sum(recall) / len(recall)),
+        "loss": loss / counts.total(),
+    }
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:

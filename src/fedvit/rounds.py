@@ -35,7 +35,7 @@ def federate(
     server: Server,
     transport: Transport,
     experiment: Experiment,
-    evaluate_server: Callable[[Tree, int], Mapping[str, float]] | None,
+    evaluate_server: Callable[[Tree, int, Scores], Mapping[str, float]] | None,
     test_samples: Mapping[str, int],
 ) -> Iterator[Round]:
     """Run the rounds after `server.round`, one at a time, until the last or the accuracy that was asked for."""
@@ -58,7 +58,7 @@ def federate(
                 scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {})
                 views = summarize(scores, test_samples)
                 if evaluate_server is not None:
-                    views["server"] = server_view(evaluate_server(server.shared, number))
+                    views["server"] = server_view(evaluate_server(server.shared, number, scores))
         row = {
             "round": number,
             "cohort": cohort,

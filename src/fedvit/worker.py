@@ -4,8 +4,9 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,14 +18,14 @@ from fedvit.data import pipeline
 from fedvit.data.datasets import Dataset, wants_auroc
 from fedvit.data.partition import ClientSplit, Split
 from fedvit.errors import UserError
-from fedvit.evaluation import AUROC, METRICS, score, view_scores
+from fedvit.evaluation import AUROC, METRICS, pooled, score, view_scores
 from fedvit.frozen import Activations, accept_activations_, first_learned, is_random_before, same_result
 from fedvit.methods import METHODS, plan_of
 from fedvit.models.classifier import InputSettings, build, input_settings, state
 from fedvit.models.plugins import Plugin
 from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.payload import Payload
-from fedvit.plan import Plan, client_round
+from fedvit.plan import Plan, client_round, own_model, send_shared
 from fedvit.ram import free_ram
 from fedvit.roles import Roles, assign
 from fedvit.server import Server
@@ -248,6 +249,16 @@ class Worker:
         """What is measured of every view."""
         return (*METRICS, AUROC) if self.auroc else METRICS
 
+    @cached_property
+    def clients_score_the_server(self) -> bool:
+        """Whether every client tests the server's very model, each on its own part of the global test set."""
+        plan, run = self.net.plan, self.experiment.run
+        if plan.views is not own_model or plan.dispatch is not send_shared or self.net.roles.personal:
+            return False
+        parts = [self.split.clients[name].test for name in self.split.seen]
+        same = np.array_equal(np.sort(np.concatenate(parts)), np.sort(self.split.global_test))
+        return same and run.evaluate == "after" and not self.auroc  # an area is no sum of its parts
+
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
         """This client in this round, with the part of the model in its window."""
         net, settings = self.net.at(window), self.settings(round_)
@@ -309,8 +320,12 @@ class Worker:
                 scalars |= view_scores(view, predict, data, inputs, self.device, auroc=self.auroc)
         return Payload(scalars=scalars)
 
-    def evaluate_server(self, shared: Tree, round_: int) -> dict[str, float]:
-        """The server's model on the global test set."""
+    def evaluate_server(
+        self, shared: Tree, round_: int, scores: Mapping[str, Mapping[str, float]] | None = None
+    ) -> dict[str, float]:
+        """The server's model on the global test set; where the clients' `scores` are just that in parts, their sum."""
+        if scores is not None and self.clients_score_the_server and scores.keys() == set(self.split.seen):
+            return pooled(scores)
         client = self.client(POOLED, round_, {})
         with holding(client, shared) as predict:
             return score(predict, client.data, client.data.test, self.net.inputs, self.device, auroc=self.auroc)
