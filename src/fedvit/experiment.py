@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedvit import config, results, tree
+from fedvit import config, results, track, tree
 from fedvit.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.client import Memory
 from fedvit.cost import split_costs
@@ -168,6 +168,7 @@ def run_rounds(
         worker = Worker(experiment, net, dataset, split, device)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
         server = net.server(split.seen)
+        track.check(experiment)
         # Nothing is written before all settings have proved possible.
         description, toml = split.to_json(), config.to_toml(experiment)
         if resume:
@@ -201,6 +202,8 @@ def run_rounds(
             loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
         else:
             loop = federate_split(net, server, inner, experiment, test_samples)
+        sent = sum(map(track.sent_in, rows))
+        show = stack.enter_context(track.tracking(experiment, folder, server.round, sent))
         for done in () if over else loop:
             rows.append(done.row)
             if done.scores is not None:
@@ -214,6 +217,7 @@ def run_rounds(
             timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
             results.append_line(folder / "timings.jsonl", timings[-1])
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])
+            show(done.row, done.ledger.seconds)
             server = done.server
             yield done
         unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
@@ -224,7 +228,8 @@ def run_rounds(
 def started_by() -> str:
     """The command line of this process."""
     program = Path(sys.argv[0]).name
-    return shlex.join(["fedvit" if program in ("fedvit", "__main__.py") else program, *sys.argv[1:]])
+    ours = program in ("fedvit", "__main__.py")
+    return shlex.join([*(["fedvit"] if ours else ["python", program]), *sys.argv[1:]])
 
 
 def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:

@@ -71,6 +71,7 @@ def refuse_changes(folder: Path, experiment: Experiment) -> None:
     """A run is resumed with the settings it began with; more rounds extend it, unless they change past rates."""
     saved = config.stacked([config.read(folder / "run.toml")])
     difference = config.changed(saved, config.to_tables(experiment))
+    difference.pop("run.track", None)  # who looks on does not change a result
     old, new = difference.get("train.rounds", (0, 0))
     if new > old:
         del difference["train.rounds"]

@@ -16,6 +16,7 @@ import numpy as np
 from fedvit import results
 from fedvit.errors import UserError
 from fedvit.experiment import STARTED
+from fedvit.track import sent_in
 
 LOCAL, POOLED = "local", "centralized"
 SAME_OWNERS = ("site",)  # partitions under which a client is the same owner whatever the seed
@@ -70,8 +71,7 @@ class Record:
         """Round -> (mean personal accuracy, bytes sent by then, both ways and all clients)."""
         points, sent = {}, 0.0
         for row in self.rounds:
-            answered = len(row["cohort"]) - len(row["failed"])
-            sent += row["nbytes_down"] * len(row["cohort"]) + (row["nbytes_up"] or 0) * answered
+            sent += sent_in(row)
             if row["views"]:
                 points[row["round"]] = (row["views"]["personal"]["mean"], sent)
         return points
