@@ -12,7 +12,7 @@ import pytest
 
 from fedvit.errors import UserError
 from fedvit.experiment import LocalBaseline, Run, run_rounds
-from fedvit.report import units
+from fedvit.report import svg, units
 from fedvit.report.page import MOST_BARS, MOST_DETAILS, MOST_LINES, MOST_MATRICES, page, square, write_report
 from fedvit.report.rows import Row, collect, interval, lead
 from tests.browser import CHROMIUM, browser
@@ -311,9 +311,8 @@ def grown(source: Path, folder: Path, clients: int, classes: int, rows: int) -> 
         split: dict[str, Any] = json.loads((made / "split.json").read_text())
         split["clients"] = {name: {"train": [], "test": [], "val": []} for name in names}
         split["class_names"] = [f"class number {n}" for n in range(classes)]
-        split["class_counts"] = {
-            n: {"train": c.tolist(), "test": c.tolist()} for n, c in zip(names, counts, strict=True)
-        }
+        sparse = [{str(c): int(n) for c, n in enumerate(row) if n} for row in counts]
+        split["class_counts"] = {name: {"train": row, "test": row} for name, row in zip(names, sparse, strict=True)}
         (made / "split.json").write_text(json.dumps(split))
         cells = rng.integers(0, classes, (clients, 30, 2)).tolist()
         confusion = {n: [[*pair, 1] for pair in pairs] for n, pairs in zip(names, cells, strict=True)}
@@ -330,7 +329,8 @@ def test_many_clients_classes_and_rows_are_cut_and_it_says_so(comparison: Path, 
     found = checked(text)
     assert len(text) < 3_000_000
     assert text.count('<tr class="') >= 40, "all rows are in the table"
-    assert f"The {MOST_LINES} best rows are drawn" in text
+    assert f"{MOST_LINES - 1} of 40 rows are drawn" in text
+    assert "s10" not in text, "there are ten colours"
     assert f"The {MOST_DETAILS} best of 40 rows" in text
     assert f"{1000 - MOST_BARS} clients between" in text
     assert f"The {MOST_MATRICES // 2} best and worst of 1000 clients" in text
@@ -346,8 +346,10 @@ def test_a_matrix_of_many_classes_keeps_every_image() -> None:
     assert len(table) == len(names) == 12
     assert names[-1].endswith("others")
     assert sum(map(sum, table)) == sum(cell[2] for cell in cells)
+    assert "among themselves" in svg.matrix(table, names, "a matrix", rest=True)  # neither right nor wrong
     table, names = square([[3, 5, 2], [5, 5, 7]], ["a"] * 6)
     assert table == [[0, 2], [0, 7]]
+    assert "among themselves" not in svg.matrix(table, names, "a matrix")
 
 
 def test_units() -> None:

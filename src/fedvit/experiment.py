@@ -176,9 +176,7 @@ def run_rounds(
         else:
             folder.mkdir(parents=True, exist_ok=True)
             results.write_text(folder / "run.toml", toml)
-        results.write_json(
-            folder / "split.json", {**description, "class_counts": partition.split_counts(dataset, split)}
-        )
+        results.write_json(folder / "split.json", {**description, "class_counts": class_counts(dataset, split)})
         log_to(folder / "log.txt")
         log.info("%s %s", STARTED, started_by())
 
@@ -223,6 +221,15 @@ def run_rounds(
         unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
         seconds = setup + sum(sum(timing["seconds"].values()) for timing in timings)
         write_summary(Run(folder), experiment, net, rows, local, unseen, seconds)
+
+
+def class_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, dict[str, int]]]:
+    """For split.json: client -> part -> class number -> images, without zeros."""
+    counts = partition.split_counts(dataset, split)
+    return {
+        name: {part: {str(number): n for number, n in enumerate(images) if n} for part, images in parts.items()}
+        for name, parts in counts.items()
+    }
 
 
 def started_by() -> str:

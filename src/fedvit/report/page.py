@@ -100,7 +100,7 @@ def colors_of(ranked: Sequence[Row]) -> dict[str, int]:
     """The rows that charts show, each with its colour: Local is grey and always there, then the best ones."""
     shown = [row for row in ranked if row.mean is not None]
     local = [row for row in shown if row.method == LOCAL][:1]
-    others = [row for row in shown if row not in local][: MOST_LINES - len(local)]
+    others = [row for row in shown if row not in local][: MOST_LINES - 1]
     return {row.label: 0 for row in local} | {row.label: number + 1 for number, row in enumerate(others)}
 
 
@@ -329,10 +329,9 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def left_out(ranked: Sequence[Row], colors: Mapping[str, int]) -> str:
-    rest = len([row for row in ranked if row.mean is not None]) - len(colors)
-    return (
-        f" The {len(colors)} best rows are drawn, Local among them; {rest} more are in the table." if rest > 0 else ""
-    )
+    scored = len([row for row in ranked if row.mean is not None])
+    words = f" {len(colors)} of {scored} rows are drawn: the best, and Local where there is one."
+    return words if len(colors) < scored else ""
 
 
 def by_round(ranked: Sequence[Row], colors: Mapping[str, int]) -> str:
@@ -531,6 +530,7 @@ def confusion(record: Record) -> str:
         order = order[: MOST_MATRICES // 2] + order[-MOST_MATRICES // 2 :]
     cuts = len({c for cell in pooled for c in cell}) > MOST_CLASSES
     whole = [(true, predicted, images) for (true, predicted), images in sorted(pooled.items())]
+    classes = max(len({c for cell in cells for c in cell[:2]}) for cells in record.confusion.values())
     figures = [one_matrix("all clients together", whole, names)]
     figures += [
         one_matrix(f"{client(name)}: {scores.get(name, 0):.0f} %", record.confusion[name], names) for name in order
@@ -540,13 +540,15 @@ def confusion(record: Record) -> str:
         f" At most {MOST_CLASSES} classes are drawn, the most frequent; the last one is all others." if cuts else ""
     )
     words += f" The {MOST_MATRICES // 2} best and worst of {len(record.confusion)} clients." if hidden > 0 else ""
-    return f'{under("Which class is taken for which")}<p class="small">{words}{worst_pairs(pooled, names)}</p><div class="many">{"".join(figures)}</div>'
+    return f'{under("Which class is taken for which")}<p class="small">{words}{worst_pairs(pooled, names)}</p><div class="many{" large" * (classes > 6)}">{"".join(figures)}</div>'
 
 
 def one_matrix(title: str, cells: Iterable[Sequence[int]], names: Sequence[str]) -> str:
-    table, shown = square(cells, names)
-    right, whole = sum(table[i][i] for i in range(len(table))), sum(map(sum, table))
-    picture = svg.matrix(table, shown, f"Confusion matrix, {title}, {right} of {whole} images right")
+    kept = list(cells)
+    table, shown = square(kept, names)
+    right, whole = sum(n for true, predicted, n in kept if true == predicted), sum(n for _, _, n in kept)
+    rest = len({c for cell in kept for c in cell[:2]}) > len(shown)
+    picture = svg.matrix(table, shown, f"Confusion matrix, {title}, {right} of {whole} images right", rest=rest)
     return f"<figure><figcaption>{escape(title)}</figcaption>{picture}</figure>"
 
 
@@ -603,16 +605,17 @@ def split_map(ranked: Sequence[Row]) -> str:
     record = next((row.first for row in ranked if row.first.split.get("class_counts")), None)
     if record is None:
         return ""
-    train = {name: parts["train"] for name, parts in record.split["class_counts"].items()}
+    train = {name: parts["train"] for name, parts in record.split["class_counts"].items()}  # class number -> images
     names = list(train)
     if len(names) > MOST_SPLIT:
-        by_size = sorted(names, key=lambda name: -sum(train[name]))
+        by_size = sorted(names, key=lambda name: -sum(train[name].values()))
         names = [by_size[round(i * (len(by_size) - 1) / (MOST_SPLIT - 1))] for i in range(MOST_SPLIT)]
-    sizes = [sum(counts) for counts in train.values()]
-    held = [sum(n > 0 for n in counts) for counts in train.values()]
+    sizes = [sum(counts.values()) for counts in train.values()]
+    held = [len(counts) for counts in train.values()]
+    table = [[train[name].get(str(number), 0) for number in range(len(record.class_names))] for name in names]
     alt = f"Training images of every client and class: {len(train)} clients of {min(sizes)} to {max(sizes)} images"
     chart = svg.heat_map(
-        [train[name] for name in names], names, record.class_names, alt, unit="training images", row_label="client",
+        table, names, record.class_names, alt, unit="training images", row_label="client",
         column_label="class",
     )  # fmt: skip
     words = f"Training images of each client (row) by class (column), seed {record.seed}. Clients hold {min(sizes)} to {max(sizes)} images (median {np.median(sizes):g}) of {min(held)} to {max(held)} classes."

@@ -263,8 +263,11 @@ def heat_map(
     return picture(width, height, body, alt, least=min(width, max(320, 0.8 * width)))
 
 
-def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str) -> str:
-    """True classes by predicted ones, shaded by the share of the true class; right ones in another colour."""
+def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, rest: bool = False) -> str:
+    """True classes by predicted ones, shaded by the share of the true class; right ones in another colour.
+
+    With `rest` the last class stands for several, so its own cell is neither right nor wrong.
+    """
     count = len(names)
     side = 34.0 if count <= 4 else 24.0 if count <= 8 else 20.0
     letters = min(12, max(map(len, names)))
@@ -287,14 +290,13 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str) -> st
             if not value:
                 continue
             x, y, share = left + side * j, top + side * i, value / whole
-            told = (
-                f"{names[i]} taken for {names[j]}: {value} of {whole}"
-                if i != j
-                else f"{names[i]}: {value} of {whole} right"
-            )
-            body.append(
-                box(x + 0.5, y + 0.5, side - 1, side - 1, "right" if i == j else "wrong", told, 0.15 + 0.85 * share)
-            )
+            told = f"{names[i]} taken for {names[j]}: {value} of {whole}"
+            kind = "wrong"
+            if i == j:
+                told, kind = f"{names[i]}: {value} of {whole} right", "right"
+            if i == j and rest and i == count - 1:
+                told, kind = f"{names[i]} among themselves: {value} of {whole}", "neither"
+            body.append(box(x + 0.5, y + 0.5, side - 1, side - 1, kind, told, 0.15 + 0.85 * share))
             body.append(
                 text(
                     x + side / 2,
