@@ -43,9 +43,11 @@ def test_a_run_writes_the_files_of_the_contract(run_folder: Path) -> None:
         "rounds.jsonl",
         "timings.jsonl",
         "clients.csv",
+        "confusion.json",
         "summary.json",
         "checkpoint",
         "log.txt",
+        "report.html",
     }
     summary = Run(run_folder).summary
     expected = "method tune label model data partition clients cohort rounds seed lr views server_accuracy gain_over_local params nbytes macs_per_example seconds peak_rss_mb epsilon"  # fmt: skip  # noqa: E501

@@ -152,12 +152,14 @@ def run(
         from fedvit.experiment import Run
         from fedvit.report.progress import Progress
         from fedvit.report.tables import summary_table, time_line
+        from fedvit.track import sent_in
 
         sets = config.parse_sets(flags["sets"] or [])
         settings, folder = running.settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
         steps = running.start_or_resume(settings, folder, resume=resume, workers=flags["workers"])
         with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
-            progress.start(settings.label, len(Run(folder).rounds) if resume else 0)
+            past = Run(folder).rounds if resume else []
+            progress.start(settings.label, len(past), sum(map(sent_in, past)))
             for done in steps:
                 progress.step(done)
         draw_choices(folder)
@@ -192,6 +194,7 @@ def compare(
         from fedvit.report.plots import draw_comparison
         from fedvit.report.progress import Progress
         from fedvit.report.tables import comparison_table
+        from fedvit.track import sent_in
 
         if flags["method"] is not None:
             raise UserError("in a comparison the rows name the methods: leave --method out")
@@ -204,7 +207,9 @@ def compare(
             steps = comparing.compare(
                 table,
                 folder,
-                lambda row, seed, done: progress.start(f"{row.label}, seed {seed}", done),
+                lambda row, seed, done: progress.start(
+                    f"{row.label}, seed {seed}", done, sum(map(sent_in, comparing.run_of(folder, row, seed).rounds))
+                ),
                 flags["workers"],
             )
             for done in steps:

@@ -143,6 +143,7 @@ def entry(row: Row, folder: Path) -> dict[str, Any]:
     views = [summary["views"]["personal"] for summary in summaries]
     gains = [summary["gain_over_local"] for summary in summaries]
     first = summaries[0]
+    areas = [view["auroc"] for view in views if "auroc" in view]
     return {
         "label": row.label,
         "method": first["method"],
@@ -158,6 +159,7 @@ def entry(row: Row, folder: Path) -> dict[str, Any]:
         "nbytes_down": first["nbytes"]["down"],
         "nbytes_up": first["nbytes"]["up"],
         "seconds": mean(summary["seconds"] for summary in summaries),
+        **({"auroc": mean(areas)} if areas else {}),
     }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedvit import config, results
+from fedvit import config, results, track
 from fedvit.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.cost import split_costs
 from fedvit.data import datasets, partition
@@ -145,6 +145,7 @@ def run_rounds(
         worker = Worker(experiment, net, dataset, split, device)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
         server = net.server(split.seen)
+        track.check(experiment)
         # Nothing is written before all settings have proved possible.
         description, toml = split.to_json(), config.to_toml(experiment)
         if resume:
@@ -152,7 +153,7 @@ def run_rounds(
         else:
             folder.mkdir(parents=True, exist_ok=True)
             results.write_text(folder / "run.toml", toml)
-        counts = {"image": list(dataset.images.shape[1:]), "class_counts": partition.split_counts(dataset, split)}
+        counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
         results.write_json(folder / "split.json", {**description, **counts})
         log_to(folder / "log.txt")
         log.info("%s %s", STARTED, started_by())
@@ -177,6 +178,8 @@ def run_rounds(
             loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
         else:
             loop = federate_split(net, server, inner, experiment, test_samples)
+        sent = sum(map(track.sent_in, rows))
+        show = stack.enter_context(track.tracking(experiment, folder, server.round, sent))
         for done in () if over else loop:
             rows.append(done.row)
             if done.scores is not None:
@@ -190,6 +193,7 @@ def run_rounds(
             timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
             results.append_line(folder / "timings.jsonl", timings[-1])
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])
+            show(done.row, done.ledger.seconds)
             server = done.server
             yield done
         unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
@@ -197,10 +201,20 @@ def run_rounds(
         write_summary(Run(folder), experiment, net, rows, local, unseen, seconds)
 
 
+def class_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, dict[str, int]]]:
+    """For split.json: client -> part -> class number -> images, without zeros."""
+    counts = partition.split_counts(dataset, split)
+    return {
+        name: {part: {str(number): n for number, n in enumerate(images) if n} for part, images in parts.items()}
+        for name, parts in counts.items()
+    }
+
+
 def started_by() -> str:
     """The command line of this process."""
     program = Path(sys.argv[0]).name
-    return shlex.join(["fedvit" if program in ("fedvit", "__main__.py") else program, *sys.argv[1:]])
+    ours = program in ("fedvit", "__main__.py")
+    return shlex.join([*(["fedvit"] if ours else ["python", program]), *sys.argv[1:]])
 
 
 def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:

@@ -125,6 +125,7 @@ class RunSettings(Table):
     evaluate: Literal["after", "in_round"] = "after"  # in_round: FedPerfix's code, before aggregation
     before_after: bool = False  # two more views: before and after one local training
     until_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None
+    track: Literal["tensorboard"] | None = None  # write scalars there while it runs
     threads: Count = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     device: str = "auto"

@@ -128,7 +128,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(label: str, tmp_path: Path
     next(steps)
     steps.close()
     parts = finish(experiment, tmp_path / "parts", resume=True)
-    for name in ("rounds.jsonl", "clients.csv", "split.json", "run.toml"):
+    for name in ("rounds.jsonl", "clients.csv", "confusion.json", "split.json", "run.toml"):
         assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
     assert weights(whole) == weights(parts)
     assert comparable(Run(whole)) == comparable(Run(parts))

@@ -84,7 +84,7 @@ def test_a_killed_run_resumes_to_the_same_bytes(moment: str, uninterrupted: Path
 
 
 def same_results(folder: Path, uninterrupted: Path) -> None:
-    for name in ("clients.csv", "rounds.jsonl", "split.json", "run.toml"):
+    for name in ("clients.csv", "confusion.json", "rounds.jsonl", "split.json", "run.toml"):
         assert (folder / name).read_bytes() == (uninterrupted / name).read_bytes(), name
     assert weights(folder) == weights(uninterrupted)
 

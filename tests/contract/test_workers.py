@@ -25,7 +25,7 @@ KINDS = ["fedperfix+bias", "scaffold", "pfededit", "heterofl", "apfl"]
 def test_two_workers_give_the_bytes_of_one(label: str, tmp_path: Path) -> None:
     experiment = tiny(label, {"train.dropout": 0.2}, cohort=4, rounds=3)
     one, two = (finish(experiment, tmp_path / str(count), workers=count) for count in (1, 2))
-    for name in ("rounds.jsonl", "clients.csv", "split.json", "run.toml"):
+    for name in ("rounds.jsonl", "clients.csv", "confusion.json", "split.json", "run.toml"):
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
     assert weights(one) == weights(two)
 

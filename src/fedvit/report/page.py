@@ -22,6 +22,7 @@ MOST_BARS = 60  # clients with a bar of their own
 MOST_MATRICES = 24  # clients with a confusion matrix of their own
 MOST_CLASSES = 12  # in a confusion matrix
 MOST_SPLIT = 60  # clients in the picture of the split
+UNDER = "h-under"
 MARK = b'<meta name="generator" content="fedvit">'
 PARTS = {"set up": "set up", "train": "train", "store": "store", "evaluate": "evaluate", "checkpoint": "checkpoint"}
 
@@ -55,7 +56,7 @@ def page(groups: Sequence[Sequence[Row]], target: float | None = None) -> str:
         for section in mine:
             name = f"g{number}-{section.name}"
             body.append(f'<section aria-labelledby="{name}"><h{level} id="{name}">{section.title}</h{level}>')
-            body.append(f"{section.body}</section>")
+            body.append(f"{section.body.replace(UNDER, f'h{level + 1}')}</section>")
             links.append(f'<li><a href="#{name}">{section.title}</a></li>')
     title = "Report over several data sets or splits" if several else group_title(groups[0])
     template = Template(resources.files("fedvit.report").joinpath("page.html").read_text(encoding="utf-8"))
@@ -99,7 +100,7 @@ def colors_of(ranked: Sequence[Row]) -> dict[str, int]:
     """The rows that charts show, each with its colour: Local is grey and always there, then the best ones."""
     shown = [row for row in ranked if row.mean is not None]
     local = [row for row in shown if row.method == LOCAL][:1]
-    others = [row for row in shown if row not in local][: MOST_LINES - len(local)]
+    others = [row for row in shown if row not in local][: MOST_LINES - 1]
     return {row.label: 0 for row in local} | {row.label: number + 1 for number, row in enumerate(others)}
 
 
@@ -155,9 +156,7 @@ def notices(rows: Sequence[Row]) -> str:
 
 def cards(ranked: Sequence[Row]) -> str:
     """The winner in four numbers, and whether it is one."""
-    able = [row for row in ranked if row.mean is not None and row.method != POOLED and row.finished]
-    if not able:
-        able = [row for row in ranked if row.mean is not None]
+    able = eligible(ranked)
     if not able:
         return "<p>No round has been scored yet, so there is nothing to show but the settings.</p>"
     best = able[0]
@@ -177,6 +176,14 @@ def cards(ranked: Sequence[Row]) -> str:
     return f'<div class="cards">{html}</div>{verdict(able)}'
 
 
+def eligible(ranked: Sequence[Row]) -> list[Row]:
+    """The rows that may be called best: federated, finished, with as many seeds as any; else whatever was scored."""
+    scored = [row for row in ranked if row.mean is not None]
+    done = [row for row in scored if row.finished and row.method != POOLED]
+    most = max((len(row.records) for row in done), default=0)
+    return [row for row in done if len(row.records) == most] or scored
+
+
 def verdict(able: Sequence[Row]) -> str:
     """The best against the second best, client by client."""
     rivals = [row for row in able[1:] if row.method != LOCAL]
@@ -191,7 +198,7 @@ def verdict(able: Sequence[Row]) -> str:
     words = "which excludes 0" if clear else "which includes 0: on these clients the two cannot be told apart"
     return (
         f"<p>{escape(best.label)} leads {escape(second.label)} by {points(mean(apart))} points, client by client "
-        f"({interval_words(apart)}, {words}). Rows are ranked by their accuracy on the test images of the last round.</p>"
+        f"({interval_words(apart)}, {words}). Rows are ranked by their accuracy on the test images of the last round; one with fewer seeds than others is not called best.</p>"
     )
 
 
@@ -201,6 +208,11 @@ def interval_words(values: Sequence[float]) -> str:
 
 
 # Tables.
+
+
+def under(title: str) -> str:
+    """A heading below that of its section, whatever the level of that is."""
+    return f"<{UNDER}>{title}</{UNDER}>"
 
 
 def scroll(table: str, label: str) -> str:
@@ -221,21 +233,20 @@ def main_table(ranked: Sequence[Row]) -> str:
         ("± seeds", lambda r: percent(r.seed_std), lambda r: r.seed_std),
         ("worst<br>tenth", lambda r: percent(r.view("worst_decile")), lambda r: r.view("worst_decile")),
         ("best<br>tenth", lambda r: percent(r.view("best_decile")), lambda r: r.view("best_decile")),
-        ("gain over<br>Local", lambda r: own(r, points(mean(r.gains))), lambda r: r.gains),
-        ("95 %<br>interval", lambda r: own(r, gain_interval(r)), lambda r: r.gains),
+        ("gain over Local<br>(95 % interval)", lambda r: own(r, gain_words(r)), lambda r: r.gains),
         ("clients<br>hurt", lambda r: own(r, f"{r.hurt:.1f}" if r.hurt is not None else "-"), lambda r: r.gains),
         ("AUROC", lambda r: decimal(r.view("auroc")), lambda r: r.view("auroc")),
         ("server<br>accuracy %", lambda r: percent(r.view("mean", "server")), lambda r: r.view("mean", "server")),
         ("sent per client<br>and round", lambda r: nbytes(r.per_round), lambda r: r.per_round),
         ("sent in<br>the run", lambda r: nbytes(r.sent), lambda r: r.sent),
-        ("multiply-adds<br>per image", macs, lambda r: r.summary("macs_per_example")),
+        ("MACs<br>per image", macs, lambda r: r.summary("macs_per_example")),
         ("time", lambda r: duration(r.seconds), lambda r: r.seconds),
         ("peak<br>memory", lambda r: memory(r.summary("peak_rss_mb")), lambda r: r.summary("peak_rss_mb")),
         ("learning<br>rate", lambda r: f"{r.first.tables['train'].get('lr', '-')}", lambda r: True),
         ("seeds", lambda r: ", ".join(map(str, r.seeds)), lambda r: len({str(row.seeds) for row in ranked}) > 1),
     ]
     columns = [column for column in columns if any(column[2](row) not in (None, [], False) for row in ranked)]
-    best = next((row for row in ranked if row.mean is not None and row.method != POOLED and row.finished), None)
+    best = next(iter(eligible(ranked)), None)
     lines = []
     for row in ranked:
         kind = "best" if row is best and len(ranked) > 1 else "reference" if row.method in (LOCAL, POOLED) else ""
@@ -259,9 +270,9 @@ def own(row: Row, words: str) -> str:
     return "-" if row.method == LOCAL else words
 
 
-def gain_interval(row: Row) -> str:
+def gain_words(row: Row) -> str:
     found = interval(row.gains)
-    return "-" if found is None else f"{points(found[0])} … {points(found[1])}"
+    return points(mean(row.gains)) + ("" if found is None else f" ({points(found[0])} … {points(found[1])})")
 
 
 def macs(row: Row) -> str:
@@ -318,10 +329,9 @@ def legend(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def left_out(ranked: Sequence[Row], colors: Mapping[str, int]) -> str:
-    rest = len([row for row in ranked if row.mean is not None]) - len(colors)
-    return (
-        f" The {len(colors)} best rows are drawn, Local among them; {rest} more are in the table." if rest > 0 else ""
-    )
+    scored = len([row for row in ranked if row.mean is not None])
+    words = f" {len(colors)} of {scored} rows are drawn: the best, and Local where there is one."
+    return words if len(colors) < scored else ""
 
 
 def by_round(ranked: Sequence[Row], colors: Mapping[str, int]) -> str:
@@ -334,7 +344,7 @@ def by_round(ranked: Sequence[Row], colors: Mapping[str, int]) -> str:
     ]
     key = legend((f"s{one.color}", one.name) for one in lines)
     best = ", ".join(f"{row.label} {percent(row.mean)} %" for row in shown)
-    first = svg.line_chart(lines, "round", "mean accuracy, %", f"Accuracy by round. At the end: {best}")
+    first = svg.line_chart(lines, "round", "mean accuracy, %", f"Accuracy by round. At the end: {best}", whole=True)
     talk = [row for row in shown if row.curve[-1][2] > 0]
     quiet = [row for row in shown if row.curve[-1][2] == 0]
     html = figure(
@@ -394,7 +404,7 @@ def to_target(ranked: Sequence[Row], target: float | None) -> str:
     words += "" if target is not None else " Another target: <code>fedvit report --target X</code>."
     table = f'<table><thead><tr><th scope="col">row</th>{head}</tr></thead>'
     title = "Cost to reach a target"
-    return f"<h3>{title}</h3>" + scroll(f"{table}<tbody>{''.join(lines)}</tbody></table>", title) + small(words)
+    return under(title) + scroll(f"{table}<tbody>{''.join(lines)}</tbody></table>", title) + small(words)
 
 
 def density(values: Sequence[float], grid: Sequence[float]) -> list[float]:
@@ -520,6 +530,7 @@ def confusion(record: Record) -> str:
         order = order[: MOST_MATRICES // 2] + order[-MOST_MATRICES // 2 :]
     cuts = len({c for cell in pooled for c in cell}) > MOST_CLASSES
     whole = [(true, predicted, images) for (true, predicted), images in sorted(pooled.items())]
+    classes = max(len({c for cell in cells for c in cell[:2]}) for cells in record.confusion.values())
     figures = [one_matrix("all clients together", whole, names)]
     figures += [
         one_matrix(f"{client(name)}: {scores.get(name, 0):.0f} %", record.confusion[name], names) for name in order
@@ -529,13 +540,15 @@ def confusion(record: Record) -> str:
         f" At most {MOST_CLASSES} classes are drawn, the most frequent; the last one is all others." if cuts else ""
     )
     words += f" The {MOST_MATRICES // 2} best and worst of {len(record.confusion)} clients." if hidden > 0 else ""
-    return f'<h4>Which class is taken for which</h4><p class="small">{words}{worst_pairs(pooled, names)}</p><div class="many">{"".join(figures)}</div>'
+    return f'{under("Which class is taken for which")}<p class="small">{words}{worst_pairs(pooled, names)}</p><div class="many{" large" * (classes > 6)}">{"".join(figures)}</div>'
 
 
 def one_matrix(title: str, cells: Iterable[Sequence[int]], names: Sequence[str]) -> str:
-    table, shown = square(cells, names)
-    right, whole = sum(table[i][i] for i in range(len(table))), sum(map(sum, table))
-    picture = svg.matrix(table, shown, f"Confusion matrix, {title}, {right} of {whole} images right")
+    kept = list(cells)
+    table, shown = square(kept, names)
+    right, whole = sum(n for true, predicted, n in kept if true == predicted), sum(n for _, _, n in kept)
+    rest = len({c for cell in kept for c in cell[:2]}) > len(shown)
+    picture = svg.matrix(table, shown, f"Confusion matrix, {title}, {right} of {whole} images right", rest=rest)
     return f"<figure><figcaption>{escape(title)}</figcaption>{picture}</figure>"
 
 
@@ -562,7 +575,10 @@ def layers(record: Record) -> str:
     edits = {name: sum(bool(choice.get(name)) for choice in choices) for name in clients}
     clients = [name for name in clients if edits[name]]
     if not clients:
-        return "<h4>Layers chosen by editing</h4><p>No client has edited yet: that takes a model from an earlier round.</p>"
+        return (
+            under("Layers chosen by editing")
+            + "<p>No client has edited yet: that takes a model from an earlier round.</p>"
+        )
     share = {name: [0.0] * len(known) for name in clients}
     for choice in choices:
         for name in clients:
@@ -581,7 +597,7 @@ def layers(record: Record) -> str:
     )  # fmt: skip
     words = f"In which share of its edits, in percent, a client put back which layer of its own last model. {len(known) - len(used)} of {len(known)} layers were never chosen."
     words += f" The {len(shown)} clients with most edits of {len(clients)}." if len(shown) < len(clients) else ""
-    return f"<h4>Layers chosen by editing</h4>{figure(chart, words)}"
+    return f"{under('Layers chosen by editing')}{figure(chart, words)}"
 
 
 def split_map(ranked: Sequence[Row]) -> str:
@@ -589,16 +605,17 @@ def split_map(ranked: Sequence[Row]) -> str:
     record = next((row.first for row in ranked if row.first.split.get("class_counts")), None)
     if record is None:
         return ""
-    train = {name: parts["train"] for name, parts in record.split["class_counts"].items()}
+    train = {name: parts["train"] for name, parts in record.split["class_counts"].items()}  # class number -> images
     names = list(train)
     if len(names) > MOST_SPLIT:
-        by_size = sorted(names, key=lambda name: -sum(train[name]))
+        by_size = sorted(names, key=lambda name: -sum(train[name].values()))
         names = [by_size[round(i * (len(by_size) - 1) / (MOST_SPLIT - 1))] for i in range(MOST_SPLIT)]
-    sizes = [sum(counts) for counts in train.values()]
-    held = [sum(n > 0 for n in counts) for counts in train.values()]
+    sizes = [sum(counts.values()) for counts in train.values()]
+    held = [len(counts) for counts in train.values()]
+    table = [[train[name].get(str(number), 0) for number in range(len(record.class_names))] for name in names]
     alt = f"Training images of every client and class: {len(train)} clients of {min(sizes)} to {max(sizes)} images"
     chart = svg.heat_map(
-        [train[name] for name in names], names, record.class_names, alt, unit="training images", row_label="client",
+        table, names, record.class_names, alt, unit="training images", row_label="client",
         column_label="class",
     )  # fmt: skip
     words = f"Training images of each client (row) by class (column), seed {record.seed}. Clients hold {min(sizes)} to {max(sizes)} images (median {np.median(sizes):g}) of {min(held)} to {max(held)} classes."
@@ -698,6 +715,6 @@ so it says how sure the mean over clients is, not how another training would com
 against the rest, over the classes that a client has. Clients with one class to test have none.</dd>
 <dt>sent</dt><dd>Bytes of the tensors in the training messages, down and up, in MB of 10<sup>6</sup>; evaluation and framing are
 not in it.</dd>
-<dt>multiply-adds</dt><dd>Of one forward pass of one image.</dd>
+<dt>MACs</dt><dd>Multiply-adds of one forward pass of one image.</dd>
 <dt>time, peak memory</dt><dd>Of one run on the machine it ran on; memory is that of the main process.</dd>
 </dl>"""

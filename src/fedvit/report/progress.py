@@ -4,30 +4,31 @@ import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from fedvit.report.units import duration
 from fedvit.rounds import Round
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Counts rounds over one or several runs and shows the newest loss, accuracy and traffic."""
+    """Counts rounds over one or several runs and shows the newest loss, accuracy, traffic so far and the time left."""
 
     def __init__(self, console: Console, total: int, *, quiet: bool):
-        self.console, self.quiet = console, quiet
+        self.console, self.quiet, self.total = console, quiet, total
         self.bar = RichProgress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[news]}"),
-            TimeRemainingColumn(),
             console=console,
             disable=quiet or not console.is_terminal,
         )
         self.task = self.bar.add_task("setting up", total=total, news="")
         self.label, self.nbytes, self.last_line = "", 0.0, time.monotonic()
+        self.begin, self.done, self.here = time.monotonic(), 0, 0  # rounds behind us, and those run in this process
 
     def __enter__(self) -> "Progress":
         self.bar.start()
@@ -38,21 +39,30 @@ class Progress:
     ) -> None:
         self.bar.stop()
 
-    def start(self, label: str, done: int) -> None:
-        """A run begins, with so many rounds behind it already."""
-        self.label, self.nbytes = label, 0.0
+    def start(self, label: str, done: int, nbytes: float = 0.0) -> None:
+        """A run begins, with so many rounds and bytes behind it already."""
+        self.label, self.nbytes = label, nbytes
+        self.done += done
         self.bar.update(self.task, description=label, advance=done)
 
     def step(self, done: Round) -> None:
         """A round is finished."""
-        row = done.row
+        row, now = done.row, time.monotonic()
         self.nbytes += sum(done.ledger.down) + sum(done.ledger.up)
+        self.done, self.here = self.done + 1, self.here + 1
         news = f"loss {row['loss']:.3f}" if row["loss"] is not None else "nobody answered"
         if row["views"]:
             news += f"  accuracy {row['views']['personal']['mean']:.1f} %"
         news += f"  {self.nbytes / 1e6:.1f} MB"
+        left = self.total - self.done
+        if left > 0:
+            news += f"  {duration(self.seconds_left(now))} left"
         self.bar.update(self.task, advance=1, news=news)
-        now = time.monotonic()
-        if self.bar.disable and not self.quiet and (now - self.last_line > SECONDS_BETWEEN_LINES or row["round"] == 1):
+        due = now - self.last_line > SECONDS_BETWEEN_LINES or row["round"] == 1 or left <= 0
+        if self.bar.disable and not self.quiet and due:
             self.last_line = now
             self.console.print(f"{self.label}: round {row['round']}  {news}", soft_wrap=True, highlight=False)
+
+    def seconds_left(self, now: float) -> float:
+        """What is left if it goes on at the pace of the rounds that were run here."""
+        return (now - self.begin) / max(self.here, 1) * max(self.total - self.done, 0)

@@ -16,6 +16,7 @@ import numpy as np
 from fedvit import results
 from fedvit.errors import UserError
 from fedvit.experiment import STARTED
+from fedvit.track import sent_in
 
 LOCAL, POOLED = "local", "centralized"
 SAME_OWNERS = ("site",)  # partitions under which a client is the same owner whatever the seed
@@ -36,7 +37,6 @@ class Record:
     timings: Sequence[Mapping[str, Any]]
     clients: Sequence[Mapping[str, Any]]
     split: Mapping[str, Any]
-    confusion: Mapping[str, Sequence[Sequence[int]]]
     commands: Sequence[str]
     gains: Mapping[str, float] = field(default_factory=dict)  # over Local, by client
 
@@ -70,11 +70,16 @@ class Record:
         """Round -> (mean personal accuracy, bytes sent by then, both ways and all clients)."""
         points, sent = {}, 0.0
         for row in self.rounds:
-            answered = len(row["cohort"]) - len(row["failed"])
-            sent += row["nbytes_down"] * len(row["cohort"]) + (row["nbytes_up"] or 0) * answered
+            sent += sent_in(row)
             if row["views"]:
                 points[row["round"]] = (row["views"]["personal"]["mean"], sent)
         return points
+
+    @cached_property
+    def confusion(self) -> Mapping[str, Sequence[Sequence[int]]]:
+        """Client -> [class, predicted class, images]; empty where the run did not write it down."""
+        found: dict[str, list[list[int]]] = read_json(self.folder / "confusion.json", {})
+        return found
 
     @cached_property
     def phases(self) -> dict[str, float]:
@@ -276,19 +281,23 @@ def read(folder: Path) -> Record:
             timings=results.read_lines(folder / "timings.jsonl"),
             clients=results.read_clients(folder / "clients.csv") if (folder / "clients.csv").is_file() else [],
             split=read_json(folder / "split.json", {}),
-            confusion=read_json(folder / "confusion.json", {}),
             commands=list(dict.fromkeys(commands)),
         )
         gains = {row["client"]: row["gain"] for row in record.clients if row["gain"] is not None}
         _ = record.seed, record.planned, record.curve, record.phases  # whatever is damaged is found here
         return replace(record, gains=gains)
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, OSError, csv.Error) as problem:
         kind = f"{type(problem).__name__}: {problem}"
         raise UserError(f"the files of the run in {folder} cannot be read ({kind}): is it damaged?") from problem
 
 
 def read_json(path: Path, otherwise: Any) -> Any:
-    return json.loads(path.read_text()) if path.is_file() else otherwise
+    try:
+        return json.loads(path.read_text()) if path.is_file() else otherwise
+    except ValueError as problem:
+        raise UserError(f"{path} cannot be read ({problem}): is it damaged?") from problem
 
 
 def with_gains(records: Sequence[Record]) -> list[Record]:

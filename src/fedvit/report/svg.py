@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 480
-LETTER = 6.7  # pixels of one letter at the charts' font size
+LETTER = 7.2  # pixels of one letter at the charts' font size
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ def line_chart(
     log: bool = False,
     bare_y: bool = False,
     zero: bool = False,
+    whole: bool = False,
     height: float = 300,
 ) -> str:
     """Lines over a shared pair of axes. `levels` are dashed lines at one height; a series of one point is a dot."""
@@ -107,6 +108,8 @@ def line_chart(
         body += [line(left, at_y(tick), WIDTH - right, at_y(tick), "grid")]
         body += [text(left - 7, at_y(tick) + 4, label_of(tick), "end", "tick")]
     for tick in powers(x_low, x_high) if log else ticks(x_low, x_high, 6):
+        if whole and tick % 1:
+            continue
         body += [line(at_x(tick), height - bottom, at_x(tick), height - bottom + 4, "axis")]
         body += [text(at_x(tick), height - bottom + 18, label_of(tick), "middle", "tick")]
     body.append(line(left, height - bottom, WIDTH - right, height - bottom, "axis"))
@@ -218,7 +221,7 @@ def heat_map(
     side = 26.0 if len(columns) <= 16 else 15.0 if len(columns) <= 50 else 9.0
     high = 20.0 if len(rows) <= 30 else 13.0
     letters, tall = (min(24, max(map(len, names))) for names in (rows, columns))
-    left, top = 24 + letters * LETTER, 24 + min(tall, 22) * (LETTER if tall > 2 or side < 20 else 8 / tall)
+    left, top = max(64.0, 24 + letters * LETTER), 24 + min(tall, 22) * (LETTER if tall > 2 or side < 20 else 8 / tall)
     width, height = left + side * len(columns) + 12, top + high * len(rows) + 8
     most = most or max((value for row in table for value in row), default=1) or 1
     small = len(rows) * len(columns) <= 600
@@ -260,8 +263,11 @@ def heat_map(
     return picture(width, height, body, alt, least=min(width, max(320, 0.8 * width)))
 
 
-def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str) -> str:
-    """True classes by predicted ones, shaded by the share of the true class; right ones in another colour."""
+def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, rest: bool = False) -> str:
+    """True classes by predicted ones, shaded by the share of the true class; right ones in another colour.
+
+    With `rest` the last class stands for several, so its own cell is neither right nor wrong.
+    """
     count = len(names)
     side = 34.0 if count <= 4 else 24.0 if count <= 8 else 20.0
     letters = min(12, max(map(len, names)))
@@ -284,14 +290,13 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str) -> st
             if not value:
                 continue
             x, y, share = left + side * j, top + side * i, value / whole
-            told = (
-                f"{names[i]} taken for {names[j]}: {value} of {whole}"
-                if i != j
-                else f"{names[i]}: {value} of {whole} right"
-            )
-            body.append(
-                box(x + 0.5, y + 0.5, side - 1, side - 1, "right" if i == j else "wrong", told, 0.15 + 0.85 * share)
-            )
+            told = f"{names[i]} taken for {names[j]}: {value} of {whole}"
+            kind = "wrong"
+            if i == j:
+                told, kind = f"{names[i]}: {value} of {whole} right", "right"
+            if i == j and rest and i == count - 1:
+                told, kind = f"{names[i]} among themselves: {value} of {whole}", "neither"
+            body.append(box(x + 0.5, y + 0.5, side - 1, side - 1, kind, told, 0.15 + 0.85 * share))
             body.append(
                 text(
                     x + side / 2,

@@ -13,11 +13,6 @@ from fedvit.report import units
 from fedvit.report.rows import LOCAL, Row, interval, mean, rank
 
 
-def megabytes(nbytes: float) -> str:
-    """Bytes in megabytes of 10^6, with three digits that matter."""
-    return f"{nbytes / 1e6:.3g}" if nbytes else "0"
-
-
 def plus_minus(mean: float, std: float | None) -> str:
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
 
@@ -36,8 +31,8 @@ COLUMNS = (
     "±\nseeds",
     "gain\nover\nLocal",
     "clients\nhurt",
-    "MB per\nclient,\nround",
-    "seconds",
+    "sent per\nclient,\nround",
+    "time",
 )
 
 
@@ -45,7 +40,8 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
     """One line a row of compare.json; the best mean is bold."""
     table = plain_table(title)
     table.add_column("row", overflow="fold")
-    for name in COLUMNS:
+    areas = any("auroc" in entry for entry in entries)
+    for name in (*COLUMNS[:-2], *(["AUROC"] if areas else []), *COLUMNS[-2:]):
         table.add_column(name, justify="right", no_wrap=True)
     best = max(entry["mean"] for entry in entries)
     for entry in entries:
@@ -57,8 +53,9 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
             "-" if entry["seed_std"] is None else f"{entry['seed_std']:.1f}",
             "-" if local else f"{entry['gain_mean']:+.1f}",
             "-" if local else f"{entry['hurt']:.1f}",
-            megabytes(entry["nbytes_down"] + entry["nbytes_up"]),
-            f"{entry['seconds']:.1f}",
+            *([units.decimal(entry.get("auroc"))] if areas else []),
+            units.nbytes((entry["nbytes_down"] or 0) + (entry["nbytes_up"] or 0)),
+            units.duration(entry["seconds"]),
             style="bold" if entry["mean"] == best else "",
         )
     return table
@@ -96,13 +93,16 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     title = f"{summary['label']} on {summary['data']}, {summary['clients']} clients, round {summary['rounds']}"
     table = plain_table(title)
     table.add_column("view", no_wrap=True)
-    for name in ("accuracy %", "balanced %", "loss", "worst\ntenth", "best\ntenth", "best\nround"):
+    areas = any("auroc" in view for view in summary["views"].values())
+    names = ("accuracy %", "balanced %", *(["AUROC"] if areas else []), "loss")
+    for name in (*names, "worst\ntenth", "best\ntenth", "best\nround"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, view in summary["views"].items():
         table.add_row(
             name,
             plus_minus(view["mean"], view["std"]),
             f"{view['balanced_accuracy']:.1f}",
+            *([units.decimal(view.get("auroc"))] if areas else []),
             f"{view['loss']:.3f}",
             "-" if view["worst_decile"] is None else f"{view['worst_decile']:.1f}",
             "-" if view["best_decile"] is None else f"{view['best_decile']:.1f}",
@@ -118,7 +118,8 @@ def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) 
         for phase, seconds in timing["seconds"].items():
             phases[phase] = phases.get(phase, 0.0) + seconds
     parts = {"set up": summary["seconds"] - sum(phases.values()), **phases}
-    return f"time: {summary['seconds']:.1f} s ({', '.join(f'{name} {value:.1f}' for name, value in parts.items())})"
+    words = ", ".join(f"{name} {units.duration(value)}" for name, value in parts.items())
+    return f"time: {units.duration(summary['seconds'])} ({words})"
 
 
 def split_table(counts: Mapping[str, Mapping[str, list[int]]], title: str) -> Table:
@@ -150,25 +151,26 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
     table.add_column("what")
     table.add_column("number", justify="right")
     for role, count in cost["params"].items():
-        table.add_row(f"{role} parameters", f"{count:,}")
+        table.add_row(f"{role} parameters", units.count(count))
     for way, nbytes in () if "step_nbytes" in cost else cost["nbytes"].items():
-        table.add_row(f"bytes {way}, per sampled client and round", f"{nbytes:,}")
-    table.add_row("multiply-adds of one forward pass, per image", f"{cost['macs_per_example']:,}")
-    table.add_row("bytes a client keeps between rounds", f"{cost['memory_nbytes']:,}")
+        table.add_row(f"sent {way}, per sampled client and round", units.nbytes(nbytes))
+    table.add_row("multiply-adds of one forward pass, per image", units.count(cost["macs_per_example"]))
+    table.add_row("a client keeps between rounds", units.nbytes(cost["memory_nbytes"]))
     table.add_row("training passes per image (FedAvg: 1)", f"{cost['training_passes']:.3g}")
     if cost["probe_passes"]:
         table.add_row("forward passes over the probe images, per round", f"{cost['probe_passes']:,}")
     for way, nbytes in cost.get("nbytes_last_round", {}).items():
-        table.add_row(f"bytes {way} in the last round", f"{nbytes:,}")
+        table.add_row(f"sent {way} in the last round", units.nbytes(nbytes))
     for rate, other in cost.get("by_rate", {}).items():
-        numbers = f"{other['params']['total']:,} / {other['nbytes']['down']:,} / {other['macs_per_example']:,}"
-        table.add_row(f"rate {rate}: parameters / bytes down / multiply-adds", numbers)
+        sizes = (units.count(other["params"]["total"]), units.nbytes(other["nbytes"]["down"]))
+        numbers = f"{sizes[0]} / {sizes[1]} / {units.count(other['macs_per_example'])}"
+        table.add_row(f"rate {rate}: parameters / sent down / multiply-adds", numbers)
     if "step_nbytes" in cost:
-        table.add_row("multiply-adds at the client, per image", f"{cost['client_macs_per_example']:,}")
-        table.add_row("multiply-adds at the server, per image", f"{cost['server_macs_per_example']:,}")
-        table.add_row("bytes of the client's weights", f"{cost['client_weight_nbytes']:,}")
+        table.add_row("multiply-adds at the client, per image", units.count(cost["client_macs_per_example"]))
+        table.add_row("multiply-adds at the server, per image", units.count(cost["server_macs_per_example"]))
+        table.add_row("the client's weights", units.nbytes(cost["client_weight_nbytes"]))
         for way, nbytes in cost["step_nbytes"].items():
-            table.add_row(f"bytes {way}, per step", f"{nbytes:,}")
+            table.add_row(f"sent {way}, per step", units.nbytes(nbytes))
     return table
 
 
