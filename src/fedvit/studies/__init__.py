@@ -41,7 +41,7 @@ class Study:
     columns: str  # what the columns are, in words
     digits: Sequence[Case]
     paper: Sequence[Case]
-    minutes: tuple[float, float | None]  # on one core, on digits and on pre-trained weights; measured or estimated
+    minutes: tuple[float, float | None]  # of one core, on digits and on pre-trained weights, by estimate
     pretrained: Sequence[Case] | None = None
     seeds: tuple[int, ...] = (0, 1, 2)  # on digits; the other grids have one
     overall: bool = False  # the mean over the columns is a figure of its own
@@ -119,9 +119,10 @@ IMAGENET = stacked(
         "run": {"eval_every": 5},
     },
 )
+BRIEF = stacked(IMAGENET, {"train": {"rounds": 5}, "run": {"eval_every": 0}})  # for the widest grids
 IMAGENET_SPLIT = stacked(
     IMAGENET,
-    {"partition": {"name": "pathological", "classes": 10}, "train": {"rounds": 8}, "run": {"eval_every": 0}},
+    {"train": {"rounds": 8}, "run": {"eval_every": 0}},
     ADAM,
     {"method": {"name": "fedv", "fedround": 5}},
 )
@@ -157,12 +158,12 @@ def parts(base: Tables) -> list[Case]:
     return [replace(case, published="") for case in of_table(table)]
 
 
-def federations(*sizes: tuple[int, int]) -> dict[str, Tables]:
-    """Columns of N clients, M a round, the same mix of classes for all or not."""
+def federations(*sizes: tuple[int, int], alpha: float) -> dict[str, Tables]:
+    """Columns of N clients, M a round, with much the same mix of classes or a skewed one; the rule is the same."""
     return {
-        f"N={n} M={m} {words}": {"partition": {"name": rule, "clients": n}, "train": {"cohort": m}}
+        f"N={n} M={m} {words}": {"partition": {"clients": n, "alpha": skew}, "train": {"cohort": m}}
         for n, m in sizes
-        for words, rule in (("iid", "iid"), ("skewed", "dirichlet"))
+        for words, skew in (("iid", 1000.0), ("skewed", alpha))
     }
 
 
@@ -315,7 +316,7 @@ STUDIES: dict[str, Study] = {
             targets=(10.0, 20.0, 30.0),
         ),
         paper=of_table(ablations.COMMUNICATION, targets=ablations.COMMUNICATION_TARGETS),
-        minutes=(5, 15),
+        minutes=(6, 18),
     ),
     "convergence": Study(
         asks="How many rounds and bytes does a target accuracy cost?",
@@ -340,17 +341,13 @@ STUDIES: dict[str, Study] = {
         kind="accuracy",
         view="server",
         columns="clients N, sampled M",
-        digits=grid(DIGITS, tunes(), federations((8, 8), (8, 2), (24, 24), (24, 6))),
+        digits=grid(DIGITS, tunes(), federations((8, 8), (8, 2), (24, 24), (24, 6), alpha=0.3)),
         pretrained=[
-            *grid(IMAGENET, {"scratch": stacked(FROM_SCRATCH, {"train": {"lr": 1e-2}})}, federations((8, 8))),
-            *grid(
-                stacked(IMAGENET, {"train": {"rounds": 8}, "run": {"eval_every": 0}}),
-                ON_TINY,
-                federations((8, 8), (8, 2), (16, 16), (16, 4)),
-            ),
+            *grid(BRIEF, {"scratch": stacked(FROM_SCRATCH, {"train": {"lr": 1e-2}})}, federations((8, 8), alpha=0.1)),
+            *grid(BRIEF, ON_TINY, federations((8, 8), (8, 2), (16, 16), (16, 4), alpha=0.1)),
         ],
         paper=of_table(ablations.CAPABILITY),
-        minutes=(6, 55),
+        minutes=(7, 45),
         seeds=(0,),
     ),
     "domain-gap": Study(
@@ -401,11 +398,9 @@ STUDIES: dict[str, Study] = {
         view="server",
         columns="tune",
         digits=rates(ablations.TUNES, MICRO_RATES, DIGITS),
-        pretrained=rates(
-            ablations.TUNES, ablations.RATES, stacked(IMAGENET, {"train": {"rounds": 6}, "run": {"eval_every": 0}})
-        ),
+        pretrained=rates(ablations.TUNES, ablations.RATES, BRIEF),
         paper=rates(ablations.TUNES, ablations.RATES, ablations.FEDPEFT),
-        minutes=(4, 25),
+        minutes=(4, 20),
         seeds=(0,),
     ),
     "dh": Study(
