@@ -490,8 +490,8 @@ def test_every_published_figure_is_with_its_row() -> None:
 
 
 def test_pre_trained_weights_are_used_where_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("cifar100_small.npz", "vit_tiny_patch16_224.fp16.safetensors"):
-        (tmp_path / name).touch()
+    (tmp_path / "office_caltech10").mkdir()
+    (tmp_path / "vit_tiny_patch16_224.fp16.safetensors").touch()
     study = STUDIES["scarcity"]
     assert studies_run.choose_grid(study, paper=False, data=None, folder=tmp_path)[0] == "pretrained"
     assert studies_run.choose_grid(study, paper=False, data="digits", folder=tmp_path)[0] == "digits"

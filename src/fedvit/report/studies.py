@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Table
 
@@ -239,7 +240,7 @@ def draw_columns(content: Content, study: Study, path: Path, title: str) -> None
     figure, axes = plt.subplots(figsize=(min(3.5 + 1.1 * len(columns), 16), 4.2))
     for number, name in enumerate(rows):
         mine = [row for row in content["rows"] if row["row"] == name]
-        x = [columns.index(row["column"]) + (number - (len(rows) - 1) / 2) * 0.5 / len(rows) for row in mine]
+        x = [columns.index(row["column"]) + (number - (len(rows) - 1) / 2) * 0.3 / len(rows) for row in mine]
         y = [row["figures"]["accuracy"] for row in mine]
         error = [row["figures"]["seed_std"] or 0.0 for row in mine]
         axes.errorbar(x, y, yerr=error if any(error) else None, label=name, linewidth=1.4, capsize=2, **style(number))
@@ -310,6 +311,7 @@ def draw_targets(content: Content, runs: Mapping[str, Sequence[Any]], study: Stu
             left.set_xscale("log")
         left.set_xlabel("megabytes sent, all clients, both ways")
         right.set_xlabel("round")
+        right.xaxis.set_major_locator(MaxNLocator(integer=True))
         left.set_ylabel(f"{column + ': ' if column else ''}{mine[0]['figures']['view']} accuracy, %", parse_math=False)
         right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.06, 0.5))
         plain(left)
@@ -356,7 +358,7 @@ def draw_features(pictures: Mapping[str, Any], path: Path, title: str) -> None:
     for axes, (name, seen) in zip(grid.flat, pictures.items(), strict=False):
         for number, label in enumerate(classes):
             points = seen.points[seen.labels == label]
-            axes.scatter(points[:, 0], points[:, 1], s=9, color=COLORS[number % len(COLORS)], linewidths=0,
+            axes.scatter(points[:, 0], points[:, 1], s=9, color=plt.get_cmap("tab10")(number % 10), linewidths=0,
                          label=seen.class_names[label])  # fmt: skip
         whose = "server's model" if seen.model == "server" else "clients' own models"
         axes.set_title(f"{name}: {whose}, silhouette {seen.silhouette:.2f}", fontsize=9, color=INK, parse_math=False)
