@@ -6,11 +6,13 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 from rich.markup import escape
 from rich.table import Table
 
+from fedvit.report import units
 from fedvit.report.plots import COLORS, GRID, INK, MUTED
-from fedvit.report.tables import megabytes, plain_table, plus_minus
+from fedvit.report.tables import plain_table, plus_minus
 from fedvit.results import nbytes_of_run
 from fedvit.studies import Study
 
@@ -74,7 +76,7 @@ def plain_rows(content: Content, title: str) -> Table:
         "published": any(row["published"] for row in rows),
     }
     shown = ["lr", "accuracy %\n± clients", "±\nseeds", *(n for n, is_there in known.items() if is_there)]
-    for name in [*shown, "MB per\nclient,\nround"]:
+    for name in [*shown, "bytes per\nclient,\nround"]:
         table.add_column(name, justify="right", no_wrap=True)
     best = max(row["figures"]["accuracy"] for row in rows)
     for row in rows:
@@ -90,7 +92,7 @@ def plain_rows(content: Content, title: str) -> Table:
             accuracy(f),
             "-" if f["seed_std"] is None else f"{f['seed_std']:.1f}",
             *(cells[name] for name, is_there in known.items() if is_there),
-            megabytes(f["nbytes"]["down"] + (f["nbytes"]["up"] or 0)),
+            units.nbytes(f["nbytes"]["down"] + (f["nbytes"]["up"] or 0)),
             style="bold" if f["accuracy"] == best else "",
         )
     return table
@@ -154,7 +156,7 @@ def target_rows(content: Content, title: str) -> Table:
     several = len({row["column"] for row in content["rows"]}) > 1
     for name in ("column", "row") if several else ("row",):
         table.add_column(name, overflow="fold")
-    for name in ("accuracy\n%", "MB a\nround"):
+    for name in ("accuracy\n%", "bytes a\nround"):
         table.add_column(name, justify="right", no_wrap=True)
     most = max(len(row["figures"]["to_target"]) for row in content["rows"])
     for number in range(most):
@@ -163,19 +165,24 @@ def target_rows(content: Content, title: str) -> Table:
             for row in content["rows"]
             if len(row["figures"]["to_target"]) > number
         }
-        table.add_column(f"{' / '.join(f'{t:g}' for t in sorted(found))} %:\nrounds, MB", justify="right", no_wrap=True)
+        table.add_column(f"{' / '.join(f'{t:g}' for t in sorted(found))} %:\nrounds, bytes", justify="right", no_wrap=True)
     table.add_column("published", justify="right")
     for row in content["rows"]:
         f = row["figures"]
         table.add_row(
             *((escape(row["column"]), escape(row["row"])) if several else (escape(row["row"]),)),
             f"{f['accuracy']:.1f}",
-            megabytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]),
-            *(["-" if t["rounds"] is None else f"{t['rounds']:g}, {megabytes(t['nbytes'])}" for t in f["to_target"]]),
+            units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]),
+            *(
+                [
+                    "-" if t["rounds"] is None else f"{t['rounds']:g}, {units.nbytes(t['nbytes'])}"
+                    for t in f["to_target"]
+                ]
+            ),
             *[""] * (most - len(f["to_target"])),
             row["published"] or "-",
         )
-    table.caption = "targets are fixed beforehand; MB of all clients, both ways; -: not reached by every seed"
+    table.caption = "targets are fixed beforehand; bytes of all clients, both ways; -: not reached by every seed"
     table.caption_justify = "left"
     return table
 
@@ -239,7 +246,7 @@ def draw_columns(content: Content, study: Study, path: Path, title: str) -> None
     figure, axes = plt.subplots(figsize=(min(3.5 + 1.1 * len(columns), 16), 4.2))
     for number, name in enumerate(rows):
         mine = [row for row in content["rows"] if row["row"] == name]
-        x = [columns.index(row["column"]) + (number - (len(rows) - 1) / 2) * 0.5 / len(rows) for row in mine]
+        x = [columns.index(row["column"]) + (number - (len(rows) - 1) / 2) * 0.3 / len(rows) for row in mine]
         y = [row["figures"]["accuracy"] for row in mine]
         error = [row["figures"]["seed_std"] or 0.0 for row in mine]
         axes.errorbar(x, y, yerr=error if any(error) else None, label=name, linewidth=1.4, capsize=2, **style(number))
@@ -310,6 +317,7 @@ def draw_targets(content: Content, runs: Mapping[str, Sequence[Any]], study: Stu
             left.set_xscale("log")
         left.set_xlabel("megabytes sent, all clients, both ways")
         right.set_xlabel("round")
+        right.xaxis.set_major_locator(MaxNLocator(integer=True))
         left.set_ylabel(f"{column + ': ' if column else ''}{mine[0]['figures']['view']} accuracy, %", parse_math=False)
         right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.06, 0.5))
         plain(left)
@@ -356,7 +364,7 @@ def draw_features(pictures: Mapping[str, Any], path: Path, title: str) -> None:
     for axes, (name, seen) in zip(grid.flat, pictures.items(), strict=False):
         for number, label in enumerate(classes):
             points = seen.points[seen.labels == label]
-            axes.scatter(points[:, 0], points[:, 1], s=9, color=COLORS[number % len(COLORS)], linewidths=0,
+            axes.scatter(points[:, 0], points[:, 1], s=9, color=plt.get_cmap("tab10")(number % 10), linewidths=0,
                          label=seen.class_names[label])  # fmt: skip
         whose = "server's model" if seen.model == "server" else "clients' own models"
         axes.set_title(f"{name}: {whose}, silhouette {seen.silhouette:.2f}", fontsize=9, color=INK, parse_math=False)

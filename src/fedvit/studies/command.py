@@ -35,7 +35,7 @@ class Prepared:
     def title(self) -> str:
         first = self.cells[0].row.first
         seeds = ", ".join(map(str, self.cells[0].row.experiments))
-        where = f"{first.data.name}, {first.model.name}, {first.train.rounds} rounds, seeds {seeds}"
+        where = f"{first.data.name}, {first.model.name}, rounds: {first.train.rounds}, seeds: {seeds}"
         return (
             f"{self.name} ({self.study.source}): {where}"
             if self.study.kind != "cost"
@@ -61,7 +61,7 @@ def prepare(
     if study.pretrained is not None and which == "digits":
         log.warning(
             "%s asks about pre-trained weights, but runs on digits from scratch: that shows the form of the study, "
-            "no answer; set FEDVIT_DATA to a folder with cifar100_small.npz and the weights of ViT-Tiny",
+            "no answer; set FEDVIT_DATA to a folder with office_caltech10 and the weights of ViT-Tiny",
             name,
         )
     if target is not None:
