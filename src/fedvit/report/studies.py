@@ -165,7 +165,8 @@ def target_rows(content: Content, title: str) -> Table:
             for row in content["rows"]
             if len(row["figures"]["to_target"]) > number
         }
-        table.add_column(f"{' / '.join(f'{t:g}' for t in sorted(found))} %:\nrounds, bytes", justify="right", no_wrap=True)
+        targets = " / ".join(f"{t:g}" for t in sorted(found))
+        table.add_column(f"{targets} %:\nrounds, bytes", justify="right", no_wrap=True)
     table.add_column("published", justify="right")
     for row in content["rows"]:
         f = row["figures"]
