@@ -50,7 +50,8 @@ def main() -> None:
     if a.save:
         saved = json.loads(a.save.read_text()) if a.save.is_file() else {}
         figures = {"rounds": a.rounds, "seed": a.seed, "varied": a.vary, "val": found, "chosen": float(best)}
-        saved.setdefault(a.experiment.stem, {})[experiment.label if a.vary == "lr" else f"{experiment.label} {a.vary}"] = figures
+        key = experiment.label if a.vary == "lr" else f"{experiment.label} {a.vary}"
+        saved.setdefault(a.experiment.stem, {})[key] = figures
         a.save.write_text(json.dumps(saved, indent=2, sort_keys=True) + "\n")
 
 
