@@ -17,7 +17,7 @@ from fedvit.transport.workers import Workers, share, unshare
 from tests.conftest import Bench, finish, tiny
 from tests.contract.test_every_plan import weights
 
-# One of each kind: roles and a plugin, server memory, a merge that learns and a mask, widths, floats in memory, a cache.
+# One of each kind: roles and plugin, server memory, a merge that learns and a mask, widths, floats in memory, a cache.
 KINDS = ["fedperfix+bias", "scaffold", "pfededit", "heterofl", "apfl", "fedper+head"]
 
 
