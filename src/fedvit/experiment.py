@@ -211,10 +211,9 @@ def class_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, dict[str
 
 
 def started_by() -> str:
-    """The command line of this process."""
-    program = Path(sys.argv[0]).name
-    ours = program in ("fedvit", "__main__.py")
-    return shlex.join([*(["fedvit"] if ours else ["python", program]), *sys.argv[1:]])
+    """The command line of this process, or that it was another program."""
+    ours = Path(sys.argv[0]).name in ("fedvit", "__main__.py")
+    return shlex.join(["fedvit", *sys.argv[1:]]) if ours else "a Python program"
 
 
 def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:

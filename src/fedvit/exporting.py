@@ -65,10 +65,10 @@ def export(
     if with_server:
         makers.append(("server", lambda: server_model(opened)))
     one_file = out.suffix in SUFFIX.values()
-    if one_file and (len(makers) > 1 or out.suffix != SUFFIX[form]):
-        raise UserError(
-            f"--out {out} is one {out.suffix} file: name a folder for {len(makers)} models in {form} format"
-        )
+    if one_file and out.suffix != SUFFIX[form]:
+        raise UserError(f"--out {out} is no name for the {form} format: name it {out.with_suffix(SUFFIX[form]).name}")
+    if one_file and len(makers) > 1:
+        raise UserError(f"--out {out} is one file, and there are {len(makers)} models: name a folder")
     write = {"timm": write_timm, "onnx": write_onnx}[form]
     for name, make in makers:
         path = out if one_file else out / f"{name}{SUFFIX[form]}"

@@ -60,7 +60,9 @@ def open_run(run: Run) -> Opened:
         raise UserError(f"{run.folder} has no checkpoint yet: run it first")
     if not run.finished:
         log.warning("%s is not finished: this is round %d of %d", run.folder, server.round, experiment.train.rounds)
-    seen = tuple(name for name in split["clients"] if name not in split["unseen"])
+    seen = tuple(name for name in split["clients"] if name not in split.get("unseen", []))
+    if "class_names" not in split:
+        raise UserError(f"{saved} does not name the classes: the run was made by a version that is too old to open")
     net = make_net(experiment, len(split["class_names"]), torch.device("cpu"))
     return Opened(run, experiment, net, replace(server, clients=seen), store, split)
 

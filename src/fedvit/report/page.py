@@ -1,5 +1,6 @@
 """One self-contained HTML page: who won, by how much, for whom and at what cost."""
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -24,18 +25,18 @@ MOST_CLASSES = 12  # in a confusion matrix
 MOST_SPLIT = 60  # clients in the picture of the split
 UNDER = "h-under"
 MARK = b'<meta name="generator" content="fedvit">'
-PARTS = {"set up": "set up", "train": "train", "store": "store", "evaluate": "evaluate", "checkpoint": "checkpoint"}
+PARTS = ("set up", "train", "store", "evaluate", "checkpoint")
 
 
 def write_report(folders: Sequence[Path], out: Path, target: float | None = None) -> list[list[Row]]:
     """Read the runs in these folders and write the page; gives what was read."""
+    groups = collect(folders)
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"--out expects a file in a folder that exists, such as report.html, found {out}")
     if out.is_file() and MARK not in out.read_bytes()[:2000]:
         raise UserError(f"{out} is not a report of ours, so it is not written over: give another --out")
-    groups = collect(folders)
     partial = out.with_suffix(".partial")
-    partial.write_text(page(groups, target), encoding="utf-8")
+    partial.write_text(page(groups, target), encoding="utf-8", errors="replace")
     partial.replace(out)
     return groups
 
@@ -150,7 +151,9 @@ def notices(rows: Sequence[Row]) -> str:
     shown = lines[:12] + ([f"and {len(lines) - 12} more"] if len(lines) > 12 else [])
     return (
         f'<p class="note" role="note"><b>Not finished:</b> {"; ".join(shown)}. Where no seed of a row is finished, '
-        "its numbers are those of the last evaluation so far. <code>fedvit run --resume --out FOLDER</code> goes on.</p>"
+        "its numbers are those of the last evaluation so far. The command that began it, given again, goes on: "
+        "<code>fedvit compare</code> and <code>fedvit study</code> as they are, <code>fedvit run</code> with "
+        "<code>--resume</code>.</p>"
     )
 
 
@@ -233,8 +236,8 @@ def main_table(ranked: Sequence[Row]) -> str:
         ("± seeds", lambda r: percent(r.seed_std), lambda r: r.seed_std),
         ("worst<br>tenth", lambda r: percent(r.view("worst_decile")), lambda r: r.view("worst_decile")),
         ("best<br>tenth", lambda r: percent(r.view("best_decile")), lambda r: r.view("best_decile")),
-        ("gain over Local<br>(95 % interval)", lambda r: own(r, gain_words(r)), lambda r: r.gains),
-        ("clients<br>hurt", lambda r: own(r, f"{r.hurt:.1f}" if r.hurt is not None else "-"), lambda r: r.gains),
+        ("gain over Local<br>(95 % interval)", lambda r: own(r, gain_words(r)), has_gain),
+        ("clients<br>hurt", lambda r: own(r, f"{r.hurt:.1f}" if r.hurt is not None else "-"), has_gain),
         ("AUROC", lambda r: decimal(r.view("auroc")), lambda r: r.view("auroc")),
         ("server<br>accuracy %", lambda r: percent(r.view("mean", "server")), lambda r: r.view("mean", "server")),
         ("sent per client<br>and round", lambda r: nbytes(r.per_round), lambda r: r.per_round),
@@ -242,16 +245,16 @@ def main_table(ranked: Sequence[Row]) -> str:
         ("MACs<br>per image", macs, lambda r: r.summary("macs_per_example")),
         ("time", lambda r: duration(r.seconds), lambda r: r.seconds),
         ("peak<br>memory", lambda r: memory(r.summary("peak_rss_mb")), lambda r: r.summary("peak_rss_mb")),
-        ("learning<br>rate", lambda r: f"{r.first.tables['train'].get('lr', '-')}", lambda r: True),
+        ("learning<br>rate", lambda r: escape(str(r.first.tables["train"].get("lr", "-"))), lambda r: True),
         ("seeds", lambda r: ", ".join(map(str, r.seeds)), lambda r: len({str(row.seeds) for row in ranked}) > 1),
     ]
-    columns = [column for column in columns if any(column[2](row) not in (None, [], False) for row in ranked)]
+    columns = [column for column in columns if any(known(column[2](row)) for row in ranked)]
     best = next(iter(eligible(ranked)), None)
     lines = []
     for row in ranked:
         kind = "best" if row is best and len(ranked) > 1 else "reference" if row.method in (LOCAL, POOLED) else ""
-        known = f"{len(row.records)} of {len(row.records) + len(row.waiting)} seeds" if row.waiting else ""
-        words = known if row.finished else "not finished"
+        seeds = f"{len(row.records)} of {len(row.records) + len(row.waiting)} seeds" if row.waiting else ""
+        words = seeds if row.finished else "not finished"
         badge = f' <span class="badge">{words}</span>' if words else ""
         cells = "".join(f"<td>{cell(row)}</td>" for _, cell, _ in columns)
         lines.append(f'<tr class="{kind}"><th scope="row">{escape(row.label)}{badge}</th>{cells}</tr>')
@@ -263,6 +266,15 @@ def main_table(ranked: Sequence[Row]) -> str:
         words += " centralized pools all data: a reference, not federated."
     table = f'<table class="wide"><thead><tr><th scope="col">row</th>{head}</tr></thead>'
     return scroll(f"{table}<tbody>{''.join(lines)}</tbody></table>", "Results, one line a row") + small(words)
+
+
+def known(value: object) -> bool:
+    """Whether there is something to show: 0 is."""
+    return value is not None and value is not False
+
+
+def has_gain(row: Row) -> bool:
+    return bool(row.gains) and row.method != LOCAL
 
 
 def own(row: Row, words: str) -> str:
@@ -300,7 +312,7 @@ def view_table(ranked: Sequence[Row]) -> str:
             numbers = f"<td>{plus_minus(view['mean'], view['std'])}</td><td>{percent(view['balanced_accuracy'])}</td>"
             loss = "-" if view["loss"] is None else f"{view['loss']:.3f}"
             lines.append(
-                f'<tr><th scope="row">{escape(row.label)}</th><td>{name}</td>{numbers}<td>{loss}</td>{area}</tr>'
+                f'<tr><th scope="row">{escape(row.label)}</th><td>{escape(name)}</td>{numbers}<td>{loss}</td>{area}</tr>'
             )
     if not lines:
         return ""
@@ -400,7 +412,7 @@ def to_target(ranked: Sequence[Row], target: float | None) -> str:
             cells += f"<td>{f'round {reached[0]}, {nbytes(reached[2])}' if reached else '-'}</td>"
         lines.append(f'<tr><th scope="row">{escape(row.label)}</th>{cells}</tr>')
     head = "".join(f'<th scope="col">to {goal:g} %</th>' for goal in goals)
-    words = "The first round whose evaluation reaches the accuracy, and what was sent until then, both ways and all clients; a dash: not reached."
+    words = "The first round whose evaluation reaches the accuracy, and what was sent until then, both ways and all clients, of the mean over seeds; a dash: not reached."
     words += "" if target is not None else " Another target: <code>fedvit report --target X</code>."
     table = f'<table><thead><tr><th scope="col">row</th>{head}</tr></thead>'
     title = "Cost to reach a target"
@@ -631,7 +643,7 @@ def time_bars(ranked: Sequence[Row]) -> str:
     if not rows:
         return ""
     parts = list(dict.fromkeys(phase for row in rows for record in row.records for phase in record.phases))
-    parts.sort(key=lambda phase: list(PARTS).index(phase) if phase in PARTS else len(PARTS))
+    parts.sort(key=lambda phase: PARTS.index(phase) if phase in PARTS else len(PARTS))
     bars = []
     for row in rows:
         values = [
@@ -683,10 +695,13 @@ def commands(rows: Sequence[Row]) -> str:
     if started:
         html += f"<p>As it was started:</p><pre><code>{escape(chr(10).join(started))}</code></pre>"
     again = [
-        f"fedvit run {record.folder / 'run.toml'} --out {again_name(row, record)}"
+        shlex.join(["fedvit", "run", str(record.folder / "run.toml"), "--out", again_name(row, record)])
         for row in rows
         for record in row.records
+        if "python" not in (record.tables["data"].get("name"), record.method, record.tables["model"].get("name"))
     ]
+    if not again:
+        return html + "<p>Parts of these runs came from Python: only the program that made them can repeat them.</p>"
     html += "<p>Any one run again, with all settings resolved (the data folder is FEDVIT_DATA or <code>--data-dir</code>):</p>"
     shown = again[:12]
     html += f"<pre><code>{escape(chr(10).join(shown))}</code></pre>"
@@ -697,9 +712,7 @@ def commands(rows: Sequence[Row]) -> str:
 
 
 def again_name(row: Row, record: Record) -> str:
-    import shlex
-
-    return shlex.quote(f"again/{row.label}-seed{record.seed}".replace(" ", "_"))
+    return f"again/{row.label}-seed{record.seed}".replace(" ", "_")
 
 
 GLOSSARY = """<dl>

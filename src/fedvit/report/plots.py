@@ -12,6 +12,8 @@ from matplotlib import pyplot as plt
 
 from fedvit.experiment import Run
 
+plt.rcParams["text.parse_math"] = False  # names of sites and classes may hold dollars
+
 INK, MUTED, GRID = "#222222", "#666666", "#dddddd"
 COLORS = (
     "#8c8c8c",
@@ -42,7 +44,7 @@ def draw_split(
         step = max(1, int(np.ceil(len(names) * 0.13 / inches)))
         shown = [textwrap.shorten(name, 30, placeholder="...") if " " in name else name[:30] for name in names]
         small = 7 if len(names) > 30 else 9
-        axis.set_ticks(range(0, len(names), step), shown[::step], fontsize=small, parse_math=False)
+        axis.set_ticks(range(0, len(names), step), shown[::step], fontsize=small)
     axes.tick_params(axis="x", rotation=90 if max(map(len, class_names)) > 2 else 0, length=2)
     axes.set_xlabel("class")
     axes.set_ylabel("client")
@@ -58,7 +60,6 @@ def draw_split(
         loc="left",
         fontsize=11,
         color=INK,
-        parse_math=False,
     )
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
@@ -75,7 +76,7 @@ def draw_choices(run: Run, path: Path) -> None:
     share = 100 * chosen / np.maximum(edits, 1)[:, None]
     figure, axes = plt.subplots(figsize=(min(4 + 0.2 * len(layers), 20), min(2.4 + 0.24 * len(clients), 14)))
     image = axes.imshow(np.ma.masked_equal(share, 0), cmap="Blues", vmin=0, vmax=100, aspect="auto")
-    axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=7, parse_math=False)
+    axes.set_xticks(range(len(layers)), layers, rotation=90, fontsize=7)
     axes.set_yticks(
         range(len(clients)), [f"{name} ({n:.0f})" for name, n in zip(clients, edits, strict=True)], fontsize=7
     )
@@ -88,28 +89,29 @@ def draw_choices(run: Run, path: Path) -> None:
     plt.close(figure)
 
 
-def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str) -> None:
-    """Left: every client of every seed, and the mean. Right: the mean by round."""
+def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str, view: str = "personal") -> None:
+    """Left: every client of every seed, and the mean of a view. Right: the mean by round."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.15, 1]})
     for number, (label, runs) in enumerate(rows.items()):
         color = COLORS[number % len(COLORS)]
         accuracies = np.array([client["personal_accuracy"] for run in runs for client in run.clients])
         offsets = np.linspace(-0.28, 0.28, len(accuracies))  # spread, so that equal dots are seen
         left.scatter(accuracies, number + offsets, s=14, color=color, alpha=0.45, linewidths=0)
-        mean = float(np.mean([run.summary["views"]["personal"]["mean"] for run in runs]))
+        own = view if all(view in run.summary["views"] for run in runs) else "personal"
+        mean = float(np.mean([run.summary["views"][own]["mean"] for run in runs]))
         left.plot([mean, mean], [number - 0.36, number + 0.36], color=color, linewidth=3)
         left.annotate(f"{mean:.1f}", (mean, number - 0.38), ha="center", va="bottom", fontsize=9, color=INK)
-        curves = [
-            [(row["round"], row["views"]["personal"]["mean"]) for row in run.rounds if row["views"]] for run in runs
-        ]
-        x = [point[0] for point in curves[0]]
-        y = np.mean([[point[1] for point in curve[: len(x)]] for curve in curves], axis=0)
+        scored = [[row for row in run.rounds if row["views"]] for run in runs]
+        curves = [{row["round"]: row["views"][own]["mean"] for row in rounds} for rounds in scored]
+        x = sorted(set.intersection(*map(set, curves)))  # a seed may have stopped earlier than another
+        y = [float(np.mean([curve[number] for curve in curves])) for number in x]
         right.plot(x, y, color=color, linewidth=2, label=label, marker="o" if len(x) == 1 else None)
     left.set_yticks(range(len(rows)), list(rows))
     left.invert_yaxis()
-    left.set_xlabel("personal accuracy, %: dots are clients, bars are means")
+    whose = "means" if view == "personal" else f"the {view}'s model"
+    left.set_xlabel(f"personal accuracy, %: dots are clients, bars are {whose}")
     right.set_xlabel("round")
-    right.set_ylabel("mean personal accuracy, %")
+    right.set_ylabel("mean personal accuracy, %" if view == "personal" else f"accuracy of the {view}'s model, %")
     right.legend(frameon=False)
     for axes in (left, right):
         axes.grid(axis="both", color=GRID, linewidth=0.6)

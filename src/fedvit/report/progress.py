@@ -28,7 +28,7 @@ class Progress:
         )
         self.task = self.bar.add_task("setting up", total=total, news="")
         self.label, self.nbytes, self.last_line = "", 0.0, time.monotonic()
-        self.begin, self.done, self.here = time.monotonic(), 0, 0  # rounds behind us, and those run in this process
+        self.spent, self.done, self.here = 0.0, 0, 0  # seconds of the rounds run here, rounds behind us, run here
 
     def __enter__(self) -> "Progress":
         self.bar.start()
@@ -49,6 +49,7 @@ class Progress:
         """A round is finished."""
         row, now = done.row, time.monotonic()
         self.nbytes += sum(done.ledger.down) + sum(done.ledger.up)
+        self.spent += sum(done.ledger.seconds.values())
         self.done, self.here = self.done + 1, self.here + 1
         news = f"loss {row['loss']:.3f}" if row["loss"] is not None else "nobody answered"
         if row["views"]:
@@ -56,13 +57,13 @@ class Progress:
         news += f"  {self.nbytes / 1e6:.1f} MB"
         left = self.total - self.done
         if left > 0:
-            news += f"  {duration(self.seconds_left(now))} left"
+            news += f"  {duration(self.seconds_left())} left"
         self.bar.update(self.task, advance=1, news=news)
         due = now - self.last_line > SECONDS_BETWEEN_LINES or row["round"] == 1 or left <= 0
         if self.bar.disable and not self.quiet and due:
             self.last_line = now
             self.console.print(f"{self.label}: round {row['round']}  {news}", soft_wrap=True, highlight=False)
 
-    def seconds_left(self, now: float) -> float:
+    def seconds_left(self) -> float:
         """What is left if it goes on at the pace of the rounds that were run here."""
-        return (now - self.begin) / max(self.here, 1) * max(self.total - self.done, 0)
+        return self.spent / max(self.here, 1) * max(self.total - self.done, 0)

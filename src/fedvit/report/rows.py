@@ -206,16 +206,9 @@ def accuracy(record: Record) -> dict[str, float]:
 
 def lead(best: Row, other: Row) -> list[float]:
     """By how much each client is better off under one row than under another, over the seeds that both have."""
-    rivals = {record.seed: accuracy(record) for record in other.records}
-    differences = [
-        {
-            name: value - rivals[record.seed][name]
-            for name, value in accuracy(record).items()
-            if name in rivals[record.seed]
-        }
-        for record in best.records
-        if record.seed in rivals
-    ]
+    rivals = {test_images(record): accuracy(record) for record in other.records}
+    shared = [(accuracy(record), rivals[key]) for record in best.records if (key := test_images(record)) in rivals]
+    differences = [{name: a[name] - b[name] for name in a if name in b} for a, b in shared]
     return paired(differences, best.first)
 
 
@@ -233,7 +226,10 @@ def collect(folders: Sequence[Path]) -> list[list[Row]]:
     records = with_gains([read(path) for path in found.values()])
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(text_of(record.tables["data"], record.tables["partition"]), []).append(record)
+        key: list[Any] = [record.tables["data"], record.tables["partition"]]
+        if "min_samples" not in record.tables["partition"]:  # its default comes from the batch, and decides the split
+            key.append(record.tables["train"].get("batch"))
+        groups.setdefault(text_of(*key), []).append(record)
     return [rows_of(group) for group in groups.values()]
 
 
@@ -266,9 +262,9 @@ def read(folder: Path) -> Record:
     try:
         tables = tomllib.loads((folder / "run.toml").read_text())
         versions = tables.pop("versions", {})
-        seed_folder = re.fullmatch(r"seed\d+", folder.name)
+        seed_folder = re.fullmatch(r"seed\d+", folder.resolve().name)
         method, tune = str(tables["method"]["name"]), str(tables["tune"]["name"])
-        label = folder.parent.name if seed_folder else method if tune == "full" else f"{method}+{tune}"
+        label = folder.resolve().parent.name if seed_folder else method if tune == "full" else f"{method}+{tune}"
         log = (folder / "log.txt").read_text(errors="replace") if (folder / "log.txt").is_file() else ""
         commands = [line.split(STARTED, 1)[1].strip() for line in log.splitlines() if STARTED in line]
         record = Record(
@@ -284,7 +280,7 @@ def read(folder: Path) -> Record:
             commands=list(dict.fromkeys(commands)),
         )
         gains = {row["client"]: row["gain"] for row in record.clients if row["gain"] is not None}
-        _ = record.seed, record.planned, record.curve, record.phases  # whatever is damaged is found here
+        _ = record.seed, record.planned, record.curve, record.phases, record.confusion.keys()  # damage is found here
         return replace(record, gains=gains)
     except UserError:
         raise
@@ -327,8 +323,10 @@ def rows_of(records: Sequence[Record]) -> list[Row]:
     """Runs that differ in the seed alone are one row; rows of the same name are told apart by what differs."""
     same: dict[str, dict[int, Record]] = {}
     for record in records:
-        tables = {**record.tables, "run": {k: v for k, v in record.tables["run"].items() if k not in ("seed", "track")}}
-        same.setdefault(text_of(record.label, tables), {}).setdefault(record.seed, record)
+        run = {key: value for key, value in record.tables["run"].items() if key not in ("seed", "track", "cache_mb")}
+        seeds = same.setdefault(text_of(record.label, {**record.tables, "run": run}), {})
+        if record.seed not in seeds or (record.finished and not seeds[record.seed].finished):  # else a repetition
+            seeds[record.seed] = record
     return told_apart([row_of([by[seed] for seed in sorted(by)]) for by in same.values()])
 
 

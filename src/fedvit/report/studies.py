@@ -75,14 +75,14 @@ def plain_rows(content: Content, title: str) -> Table:
         "gain\nover\nLocal": any(row["figures"]["gain_over_local"] is not None for row in rows),
         "published": any(row["published"] for row in rows),
     }
-    shown = ["lr", "accuracy %\n± clients", "±\nseeds", *(n for n, is_there in known.items() if is_there)]
+    shown = ["lr", f"{view_of(content)}\naccuracy %", "±\nseeds", *(n for n, is_there in known.items() if is_there)]
     for name in [*shown, "bytes per\nclient,\nround"]:
         table.add_column(name, justify="right", no_wrap=True)
     best = max(row["figures"]["accuracy"] for row in rows)
     for row in rows:
         f = row["figures"]
         cells = {
-            "silhouette": f"{f.get('silhouette') or float('nan'):.2f}",
+            "silhouette": f"{f['silhouette']:.2f}" if "silhouette" in f else "-",
             "gain\nover\nLocal": "-" if f["gain_over_local"] is None else f"{f['gain_over_local']:+.1f}",
             "published": row["published"] or "-",
         }
@@ -98,9 +98,14 @@ def plain_rows(content: Content, title: str) -> Table:
     return table
 
 
+def view_of(content: Content) -> str:
+    """Whose accuracy a study shows: every client's own model, or the server's; both where rows differ."""
+    return "/".join(dict.fromkeys(row["figures"]["view"] for row in content["rows"]))
+
+
 def matrix(content: Content, study: Study, columns: Sequence[str], title: str) -> Table:
     """Rows by columns: accuracy in %, ± the deviation over clients; the best of a column is bold."""
-    table = plain_table(f"{title}\naccuracy %, columns: {study.columns}")
+    table = plain_table(f"{title}\n{view_of(content)} accuracy %, columns: {study.columns}")
     table.add_column("row", overflow="fold")
     for column in columns:
         table.add_column(escape(column), justify="right", overflow="fold")
@@ -156,7 +161,7 @@ def target_rows(content: Content, title: str) -> Table:
     several = len({row["column"] for row in content["rows"]}) > 1
     for name in ("column", "row") if several else ("row",):
         table.add_column(name, overflow="fold")
-    for name in ("accuracy\n%", "bytes a\nround"):
+    for name in (f"{view_of(content)}\naccuracy %", "bytes a\nround"):
         table.add_column(name, justify="right", no_wrap=True)
     most = max(len(row["figures"]["to_target"]) for row in content["rows"])
     for number in range(most):
@@ -227,7 +232,7 @@ def plain(axes: Axes) -> None:
 
 
 def finish(figure: Any, path: Path, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK, parse_math=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
     figure.tight_layout()
     figure.savefig(path, dpi=130, metadata={"Software": None}, bbox_inches="tight")
     plt.close(figure)
@@ -252,7 +257,7 @@ def draw_columns(content: Content, study: Study, path: Path, title: str) -> None
         error = [row["figures"]["seed_std"] or 0.0 for row in mine]
         axes.errorbar(x, y, yerr=error if any(error) else None, label=name, linewidth=1.4, capsize=2, **style(number))
     axes.set_xticks(range(len(columns)), columns, rotation=30 if max(map(len, columns)) > 10 else 0,
-                    ha="right" if max(map(len, columns)) > 10 else "center", parse_math=False)  # fmt: skip
+                    ha="right" if max(map(len, columns)) > 10 else "center")  # fmt: skip
     axes.set_xlabel(study.columns)
     axes.set_ylabel(f"{content['rows'][0]['figures']['view']} accuracy, %, last round")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
@@ -284,7 +289,7 @@ def draw_chosen(content: Content, study: Study, path: Path, title: str) -> None:
         if pick:
             at = labels.index(pick["row"])
             axes.plot([at], [val[at]], marker="*", markersize=15, color=COLORS[1], linestyle="", label="chosen on val")
-        axes.set_xlabel(f"{study.columns}: {column}", parse_math=False)
+        axes.set_xlabel(f"{study.columns}: {column}")
         axes.tick_params(axis="x", rotation=45 if max(map(len, labels)) > 4 else 0)
         plain(axes)
     for axes in grid[:, 0]:
@@ -319,7 +324,7 @@ def draw_targets(content: Content, runs: Mapping[str, Sequence[Any]], study: Stu
         left.set_xlabel("megabytes sent, all clients, both ways")
         right.set_xlabel("round")
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
-        left.set_ylabel(f"{column + ': ' if column else ''}{mine[0]['figures']['view']} accuracy, %", parse_math=False)
+        left.set_ylabel(f"{column + ': ' if column else ''}{mine[0]['figures']['view']} accuracy, %")
         right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.06, 0.5))
         plain(left)
         plain(right)
@@ -368,7 +373,7 @@ def draw_features(pictures: Mapping[str, Any], path: Path, title: str) -> None:
             axes.scatter(points[:, 0], points[:, 1], s=9, color=plt.get_cmap("tab10")(number % 10), linewidths=0,
                          label=seen.class_names[label])  # fmt: skip
         whose = "server's model" if seen.model == "server" else "clients' own models"
-        axes.set_title(f"{name}: {whose}, silhouette {seen.silhouette:.2f}", fontsize=9, color=INK, parse_math=False)
+        axes.set_title(f"{name}: {whose}, silhouette {seen.silhouette:.2f}", fontsize=9, color=INK)
         axes.set_xticks([])
         axes.set_yticks([])
         axes.spines[:].set_color(GRID)

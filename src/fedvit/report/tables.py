@@ -103,7 +103,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             plus_minus(view["mean"], view["std"]),
             f"{view['balanced_accuracy']:.1f}",
             *([units.decimal(view.get("auroc"))] if areas else []),
-            f"{view['loss']:.3f}",
+            "-" if view["loss"] is None else f"{view['loss']:.3f}",
             "-" if view["worst_decile"] is None else f"{view['worst_decile']:.1f}",
             "-" if view["best_decile"] is None else f"{view['best_decile']:.1f}",
             f"{view['best_round']:.1f} ({view['best_round_number']})",

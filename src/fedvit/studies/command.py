@@ -18,6 +18,7 @@ from fedvit.settings import DataSettings
 from fedvit.studies import STUDIES, Study
 from fedvit.studies import run as running
 from fedvit.studies.run import Cell, Which
+from fedvit.track import sent_in
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,12 @@ def run_all(plan: Prepared, folder: Path, workers: int, console: Console, *, qui
     total = sum(experiment.train.rounds for row in rows for experiment in row.experiments.values())
     with Progress(console, total, quiet=quiet) as progress:
         steps = running.run_study(
-            plan.cells, folder, lambda row, seed, done: progress.start(f"{row.label}, seed {seed}", done), workers
+            plan.cells,
+            folder,
+            lambda row, seed, done: progress.start(
+                f"{row.label}, seed {seed}", done, sum(map(sent_in, run_of(folder, row, seed).rounds))
+            ),
+            workers,
         )
         for done in steps:
             progress.step(done)
@@ -169,4 +175,4 @@ def draw(plan: Prepared, content: Mapping[str, Any], pictures: Mapping[str, Any]
             report.draw_columns(content, study, path, plan.title)
         case _:
             by_row = {cell.case.row: runs[cell.row.label] for cell in plan.cells}
-            plots.draw_comparison(by_row, path, plan.title)
+            plots.draw_comparison(by_row, path, plan.title, study.view)

@@ -1,7 +1,7 @@
 """What models see: the features before the classifier, drawn in two dimensions by t-SNE."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from fedvit.data.pipeline import ClientData
 from fedvit.errors import UserError
 from fedvit.experiment import Run, load_data
 from fedvit.models.plugins import tapped
+from fedvit.opening import client_model, open_run
 from fedvit.store import Store
 from fedvit.training import holding
 from fedvit.worker import POOLED, Net, Worker, make_net
@@ -77,12 +78,13 @@ def server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple[
 
 def client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Every client's own model on its own test images."""
+    opened = open_run(run)
     for name in worker.split.seen:
         mine = torch.from_numpy(worker.split.clients[name].test)
         mine = mine[torch.isin(mine, shown)]
         if len(mine):
-            data = worker.client(name, 0, {}).data
-            yield features_of(run.model(name), data, mine, net), worker.labels[mine]
+            data = replace(worker.client(name, 0, {}).data, activations=None)  # this model takes images only
+            yield features_of(client_model(opened, name), data, mine, net), worker.labels[mine]
 
 
 @torch.no_grad()
