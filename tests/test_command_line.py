@@ -16,6 +16,8 @@ from fedvit.cli import app
 from fedvit.experiment import Run
 from fedvit.methods import METHODS
 from fedvit.models.classifier import ModelSettings, build
+from fedvit.report.plots import draw_comparison
+from tests.conftest import finish, tiny
 
 QUICK = ["--patch-size", "4", "--rounds", "2", "--epochs", "1", "--cohort", "2", "--clients", "12"]
 
@@ -33,6 +35,12 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     status, _, message = call("run", "--method", "fedper", *QUICK, "--out", folder)
     assert status == 0, message
     return folder
+
+
+def test_seeds_that_stop_at_other_rounds_make_one_picture(tmp_path: Path) -> None:
+    runs = [Run(finish(tiny("fedavg", seed=seed, rounds=3 - seed), tmp_path / str(seed))) for seed in (0, 1)]
+    draw_comparison({"fedavg, of $a_{$": runs}, tmp_path / "c.png", "seeds $_{")
+    assert (tmp_path / "c.png").is_file()
 
 
 def test_a_run_writes_the_files_of_the_contract(run_folder: Path) -> None:

@@ -217,6 +217,42 @@ def test_a_seed_that_is_not_finished_is_not_counted(comparison: Path, tmp_path: 
     assert '<tr class="best"><th scope="row">fedper' not in text
 
 
+def test_a_row_finished_by_itself_still_has_its_gain_in_the_comparison(comparison: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(comparison, tmp_path / "c")
+    told = json.loads((folder / "compare.json").read_text())
+    shutil.rmtree(folder / "fedper" / "seed0")
+    finish(Run(comparison / "fedper" / "seed0").experiment, folder / "fedper" / "seed0")
+    assert Run(folder / "fedper" / "seed0").summary["gain_over_local"] is None
+    arguments = ["compare", "fedper", "pfededit", "fedv", *QUICK, "--rounds", "4", "--cohort", "6", "--seeds", "0,1"]
+    status, _, message = call(*arguments, "--out", folder)
+    assert status == 0, message
+    again = json.loads((folder / "compare.json").read_text())
+    assert [row["gain_mean"] for row in again] == pytest.approx([row["gain_mean"] for row in told])
+
+
+def test_a_repetition_does_not_displace_a_finished_run(comparison: Path, tmp_path: Path) -> None:
+    half = shutil.copytree(comparison / "fedper" / "seed0", tmp_path / "fedper" / "seed0")
+    (half / "summary.json").unlink()
+    for folders in ([half, comparison / "fedper"], [comparison / "fedper", half]):
+        ((row,),) = collect(folders)
+        assert row.finished
+        assert row.seeds == [0, 1]
+
+
+def test_another_batch_is_another_split(tmp_path: Path) -> None:
+    for batch in (8, 64):
+        finish(tiny("fedavg", batch=batch, clients=24, rounds=1), tmp_path / str(batch))
+    assert len(collect([tmp_path])) == 2
+
+
+def test_a_worst_tenth_of_zero_is_shown(comparison: Path) -> None:
+    (rows,) = collect([comparison / "fedper"])
+    assert rows[0].records[0].rounds[-1]["views"]["personal"]["worst_decile"] is not None
+    for record in rows[0].records:
+        record.rounds[-1]["views"]["personal"]["worst_decile"] = 0.0
+    assert "worst<br>tenth" in page([rows])
+
+
 MISTAKES = [
     ("nothing", "is not a folder"),
     ("empty", "is not a run: expected a folder with run.toml"),
@@ -237,9 +273,10 @@ def test_a_folder_that_is_not_a_run_is_told(kind: str, told: str, tmp_path: Path
         (folder / name).write_text("{" if kind == "damaged" else '{"round": 1}\n')
     if kind == "toml":
         (folder / "run.toml").write_text("[data")
-    status, shown, message = call("report", folder, "--out", tmp_path / "x.html")
-    assert status == 2
-    assert told in message.replace("\n", " ")
+    for out in (["--out", tmp_path / "x.html"], []):
+        status, shown, message = call("report", folder, *out)
+        assert status == 2
+        assert told in message.replace("\n", " ")
     assert "Traceback" not in shown + message
     assert not (tmp_path / "x.html").exists()
 
@@ -364,7 +401,7 @@ def test_units() -> None:
     assert [units.points(p) for p in (0.01, -0.01, 5.04, -5.06)] == ["0.0", "0.0", "+5.0", "−5.1"]
 
 
-def test_a_report_is_quick_beside_its_run_and_changes_no_result(comparison: Path, tmp_path: Path) -> None:
+def test_a_report_changes_no_result(comparison: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in comparison.rglob("*") if path.is_file()}
     write_report([comparison], tmp_path / "x.html")
     assert before == {path: path.read_bytes() for path in comparison.rglob("*") if path.is_file()}

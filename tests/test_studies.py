@@ -349,8 +349,9 @@ def test_resources_equal_the_exact_counts_and_the_papers_units(tmp_path: Path) -
     assert (tmp_path / "s" / "study.png").is_file()
 
 
-def test_features_of_personal_models_come_from_the_clients_own(tmp_path: Path) -> None:
-    seen = picture(Run(finish(tiny("fedper", rounds=1), tmp_path / "run")))
+@pytest.mark.parametrize("label", ["fedper", "fedper+head"])
+def test_features_of_personal_models_come_from_the_clients_own(label: str, tmp_path: Path) -> None:
+    seen = picture(Run(finish(tiny(label, rounds=1), tmp_path / "run")))
     assert seen.model == "clients"
     assert len(seen.points) == len(seen.labels) > 100
 

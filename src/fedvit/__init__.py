@@ -46,6 +46,7 @@ def run(
     from fedvit import config, running
     from fedvit.errors import UserError, nearest
     from fedvit.experiment import Run
+    from fedvit.report.page import write_report
 
     known = {name for name in config.FLAGS if name not in ("method", "model", "data")}
     unknown = [flag for flag in flags if flag not in known]
@@ -72,6 +73,7 @@ def run(
     resolved, folder = running.settle(file, sets, flags, place, resume=resume, groups=sites, own=own)
     for _ in running.start_or_resume(resolved, folder, resume=resume, dataset=dataset, workers=workers):
         pass
+    write_report([folder], folder / "report.html")
     return Run(folder, own, dataset)
 
 
