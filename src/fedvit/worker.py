@@ -250,14 +250,17 @@ class Worker:
         return (*METRICS, AUROC) if self.auroc else METRICS
 
     @cached_property
+    def tests_make_the_global_one(self) -> bool:
+        """Whether the global test set is the clients' together; an area under a curve is no sum of parts even then."""
+        parts = [self.split.clients[name].test for name in self.split.seen]
+        return not self.auroc and np.array_equal(np.sort(np.concatenate(parts)), np.sort(self.split.global_test))
+
+    @property
     def clients_score_the_server(self) -> bool:
         """Whether every client tests the server's very model, each on its own part of the global test set."""
-        plan, run = self.net.plan, self.experiment.run
-        if plan.views is not own_model or plan.dispatch is not send_shared or self.net.roles.personal:
-            return False
-        parts = [self.split.clients[name].test for name in self.split.seen]
-        same = np.array_equal(np.sort(np.concatenate(parts)), np.sort(self.split.global_test))
-        return same and run.evaluate == "after" and not self.auroc  # an area is no sum of its parts
+        plan, after = self.net.plan, self.experiment.run.evaluate == "after"
+        plain = plan.views is own_model and plan.dispatch is send_shared and not self.net.roles.personal
+        return plain and after and self.tests_make_the_global_one
 
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
         """This client in this round, with the part of the model in its window."""
@@ -323,12 +326,21 @@ class Worker:
     def evaluate_server(
         self, shared: Tree, round_: int, scores: Mapping[str, Mapping[str, float]] | None = None
     ) -> dict[str, float]:
-        """The server's model on the global test set; where the clients' `scores` are just that in parts, their sum."""
+        """The server's model on the global test set, client by client where that set is made of theirs.
+
+        Where the clients' `scores` are just that, they are summed instead of measured again.
+        """
         if scores is not None and self.clients_score_the_server and scores.keys() == set(self.split.seen):
             return pooled(scores)
-        client = self.client(POOLED, round_, {})
+        client, inputs = self.client(POOLED, round_, {}), self.net.inputs
         with holding(client, shared) as predict:
-            return score(predict, client.data, client.data.test, self.net.inputs, self.device, auroc=self.auroc)
+            if not self.tests_make_the_global_one:
+                return score(predict, client.data, client.data.test, inputs, self.device, auroc=self.auroc)
+            parts = {name: torch.from_numpy(self.split.clients[name].test) for name in self.split.seen}
+            return pooled(
+                {name: view_scores("personal", predict, replace(client.data, test=part, val=part[:0]), inputs,
+                                   self.device, auroc=False) for name, part in parts.items()}
+            )  # fmt: skip
 
 
 def window_of(down: Payload) -> Window:
