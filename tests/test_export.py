@@ -232,8 +232,8 @@ MISTAKES = [
     (["--server"], "these weights never leave the clients: head.weight, head.bias. Take a client's (--client NAME"),
     ([], "say which model: --client NAME, --server or --all; there are 0, 1, 2, 3"),
     (["--client", "1", "--format", "tflite"], "--format expects timm or onnx"),
-    (["--all", "--out", "x.safetensors"], "name a folder for 4 models"),
-    (["--client", "1", "--out", "x.onnx"], "name a folder"),
+    (["--all", "--out", "x.safetensors"], "there are 4 models: name a folder"),
+    (["--client", "1", "--out", "x.onnx"], "name it x.safetensors"),
 ]
 
 

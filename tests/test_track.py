@@ -9,7 +9,10 @@ import pytest
 from rich.console import Console
 
 from fedvit.experiment import Run, run_rounds
+from fedvit.ledger import Ledger
 from fedvit.report.progress import Progress
+from fedvit.rounds import Round
+from fedvit.server import Server
 from tests.conftest import finish, tiny
 from tests.test_command_line import QUICK, call
 
@@ -54,11 +57,13 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
         assert words in shown, words
 
 
-def test_finished_rounds_do_not_count_as_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_finished_rounds_nor_set_up_count_as_speed() -> None:
     progress = Progress(Console(file=io.StringIO()), 30, quiet=True)
     progress.start("row", 20)
-    progress.done, progress.here = 22, 2
-    assert progress.seconds_left(progress.begin + 10) == pytest.approx(40)  # 5 s a round, 8 to go
+    row = {"round": 21, "loss": 1.0, "views": None}
+    for _ in range(2):
+        progress.step(Round(Server(0, {}), row, None, Ledger(seconds={"train": 4.0, "store": 1.0})))
+    assert progress.seconds_left() == pytest.approx(40)  # 5 s a round, 8 to go
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
