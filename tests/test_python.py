@@ -162,3 +162,10 @@ def test_one_set_from_python_is_divided_like_any_other(tmp_path: Path) -> None:
 
     pairs = fedvit.run(data=Pairs(), partition="iid", out=tmp_path / "pairs", **{**SMALL, "rounds": 1, "samples": None})
     assert sum(client["train_samples"] + client["test_samples"] for client in pairs.clients) == 300
+
+
+def test_what_a_module_of_your_own_draws_is_drawn_anew(tmp_path: Path) -> None:
+    """Nobody can see from outside whether it drops features, so its frozen part is not computed once."""
+    run = run_net(tmp_path / "r", Net(), tune="head", method="fedavg")
+    assert "is frozen" not in (run.folder / "log.txt").read_text()
+    assert "came from Python" in (run.folder / "report.html").read_text()

@@ -225,9 +225,11 @@ class Worker:
     def frozen_activations(self, processes: int) -> Activations | None:
         """The cache of what frozen layers make of the images, if there is anything to gain and nothing in its way."""
         net, run = self.net, self.experiment.run
+        if self.experiment.model.name == "python" or net.plan.split is not None:  # who knows what a module draws
+            return None
         limit = (free_ram() // 4 if run.cache_mb is None else run.cache_mb * 1_000_000) // processes
         start = first_learned(net.module, net.roles.trainable)
-        if start is None or net.plan.split is not None:
+        if start is None:
             return None
         if is_random_before(net.module, start):
             log.info("dropout or noise acts before %s: frozen layers are computed anew for every batch", start)

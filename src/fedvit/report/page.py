@@ -698,7 +698,8 @@ def commands(rows: Sequence[Row]) -> str:
         shlex.join(["fedvit", "run", str(record.folder / "run.toml"), "--out", again_name(row, record)])
         for row in rows
         for record in row.records
-        if "python" not in (record.tables["data"].get("name"), record.method, record.tables["model"].get("name"))
+        if "python" not in (record.tables["data"].get("name"), record.tables["model"].get("name"))
+        and not record.tables["method"].get("python")
     ]
     if not again:
         return html + "<p>Parts of these runs came from Python: only the program that made them can repeat them.</p>"
