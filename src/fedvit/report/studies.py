@@ -69,7 +69,7 @@ def plain_rows(content: Content, title: str) -> Table:
     """One column: everything that is known of each row."""
     rows = content["rows"]
     table = plain_table(title)
-    table.add_column("row", overflow="fold")
+    table.add_column("row", overflow="fold", min_width=10)
     known = {
         "silhouette": any("silhouette" in row["figures"] for row in rows),
         "gain\nover\nLocal": any(row["figures"]["gain_over_local"] is not None for row in rows),
@@ -106,7 +106,7 @@ def view_of(content: Content) -> str:
 def matrix(content: Content, study: Study, columns: Sequence[str], title: str) -> Table:
     """Rows by columns: accuracy in %, ± the deviation over clients; the best of a column is bold."""
     table = plain_table(f"{title}\n{view_of(content)} accuracy %, columns: {study.columns}")
-    table.add_column("row", overflow="fold")
+    table.add_column("row", overflow="fold", min_width=10)
     for column in columns:
         table.add_column(escape(column), justify="right", overflow="fold")
     if "overall" in content:
@@ -181,7 +181,7 @@ def target_rows(content: Content, title: str) -> Table:
             units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]),
             *(
                 [
-                    "-" if t["rounds"] is None else f"{t['rounds']:g}, {units.nbytes(t['nbytes'])}"
+                    "-" if t["rounds"] is None else f"{t['rounds']:.3g}, {units.nbytes(t['nbytes'])}"
                     for t in f["to_target"]
                 ]
             ),
@@ -196,7 +196,7 @@ def target_rows(content: Content, title: str) -> Table:
 def cost_rows(content: Content, title: str) -> Table:
     """Exact numbers, and the paper's units beside what it prints."""
     table = plain_table(title)
-    table.add_column("row", overflow="fold")
+    table.add_column("row", overflow="fold", min_width=10)
     for name in (
         "storage,\nnumbers", "sent one way,\nnumbers", "training\nMACs / image", "storage,\npaper's M",
         "sent,\npaper's M", "published:\nstorage FLOPs sent",
@@ -321,6 +321,7 @@ def draw_targets(content: Content, runs: Mapping[str, Sequence[Any]], study: Stu
                            va="center", fontsize=8, color=MUTED)  # fmt: skip
         if any(row["figures"]["nbytes_run"]["up"] for row in mine):
             left.set_xscale("log")
+            left.xaxis.set_major_formatter("{x:g}")
         left.set_xlabel("megabytes sent, all clients, both ways")
         right.set_xlabel("round")
         right.xaxis.set_major_locator(MaxNLocator(integer=True))
