@@ -63,3 +63,9 @@ def test_workers_take_devices_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_list_of_missing_devices_is_refused() -> None:
     with pytest.raises(UserError, match=r"cuda:0.*--device cpu"):
         tiny("fedavg", device="cuda:0,1")
+
+
+def test_split_learning_refuses_to_be_compiled(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"leave train\.compile out"):
+        finish(tiny("fedv", {"train.compile": True}), tmp_path / "r")
+    assert not (tmp_path / "r").exists()

@@ -100,9 +100,9 @@ def ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> fl
     return float(above / (count * (len(scores) - count)))
 
 
-def pooled(scores: Mapping[str, Mapping[str, float]], view: str = "personal") -> dict[str, float]:
+def pooled(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The score of one model on all clients' images together, from the counts and losses of each."""
-    start = f"{view}_{CONFUSION}_"
+    start = f"personal_{CONFUSION}_"
     hits, counts, loss = Counter[str](), Counter[str](), 0.0
     for score in scores.values():
         images = 0.0
@@ -112,7 +112,7 @@ def pooled(scores: Mapping[str, Mapping[str, float]], view: str = "personal") ->
                 counts[label] += int(count)
                 hits[label] += int(count) * (label == guess)
                 images += count
-        loss += images * score[f"{view}_loss"]
+        loss += images * score["personal_loss"]
     recall = [hits[label] / counts[label] for label in sorted(counts, key=int)]
     return {
         "accuracy": 100 * (hits.total() / counts.total()),

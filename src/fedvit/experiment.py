@@ -142,7 +142,7 @@ def run_rounds(
     with run_log() as log_to, ExitStack() as stack:
         dataset, split = load_data(experiment, dataset)
         net = make_net(experiment, dataset.classes, device)
-        worker = Worker(experiment, net, dataset, split, device)
+        worker = Worker(experiment, net, dataset, split, device, workers + 1 if workers > 1 else 1)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
         server = net.server(split.seen)
         track.check(experiment)

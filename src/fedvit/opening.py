@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,6 +47,22 @@ class Opened:
     @property
     def clients(self) -> list[str]:
         return list(self.split["clients"])
+
+    @cached_property
+    def worker(self) -> Worker:
+        """The run's images, for a method that trains on them before it predicts; loaded once."""
+        why = f"{self.net.plan.name} makes a client's model from the client's images before it predicts"
+        if self.experiment.data.name == "python" and self.run.dataset is None:
+            raise UserError(
+                f"{why}, and they were given from Python: give them again, fedvit.load_run(FOLDER, data=...); the "
+                "server's model needs none"
+            )
+        try:
+            dataset, split = load_data(self.experiment, self.run.dataset)
+            check_same_split(self.run.folder, split.to_json())
+        except UserError as problem:
+            raise UserError(f"{why}, and they cannot be had ({problem}); the server's model needs none") from problem
+        return Worker(self.experiment, self.net, dataset, split, torch.device("cpu"))
 
 
 def open_run(run: Run) -> Opened:
@@ -103,26 +120,8 @@ def personal_view(opened: Opened, name: str, down: Payload, window: Window) -> t
     try:
         return owner, net.plan.views(owner, down)["personal"]
     except NeedsImagesError:
-        worker = worker_of(opened)
-        owner = worker.client(name, opened.server.round, dict(memory), window)
+        owner = opened.worker.client(name, opened.server.round, dict(memory), window)
         return owner, net.plan.views(owner, down)["personal"]
-
-
-def worker_of(opened: Opened) -> Worker:
-    """The run's images, for a method that trains on them before it predicts."""
-    run, experiment = opened.run, opened.experiment
-    why = f"{opened.net.plan.name} makes a client's model from the client's images before it predicts"
-    if experiment.data.name == "python" and run.dataset is None:
-        raise UserError(
-            f"{why}, and they were given from Python: give them again, fedvit.load_run(FOLDER, data=...); the server's "
-            "model needs none"
-        )
-    try:
-        dataset, split = load_data(experiment, run.dataset)
-        check_same_split(run.folder, split.to_json())
-    except UserError as problem:
-        raise UserError(f"{why}, and they cannot be had ({problem}); the server's model needs none") from problem
-    return Worker(experiment, opened.net, dataset, split, torch.device("cpu"))
 
 
 @contextmanager

@@ -168,7 +168,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         frozen=tree.pick(tensors, roles.frozen),
         live=state(module),
         classes=classes,
-        compiled=compiled(module) if experiment.train.compile and plan.split is None else None,
+        compiled=compiled(module) if experiment.train.compile else None,
     )
 
 
@@ -190,6 +190,8 @@ def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
             f"{experiment.label} is split learning, which knows no run.before_after, no run.evaluate=in_round and no "
             "train.weighting=samples: leave them out"
         )
+    if experiment.train.compile:
+        raise UserError(f"{experiment.label} is split learning, whose parts are not compiled: leave train.compile out")
     if split.black_box and split.init == "random" and not experiment.model.from_scratch:
         raise UserError("black_box=true leaves the head as it is, and init=random would leave it random: choose one")
 

@@ -81,7 +81,7 @@ class Workers:
                 map_of(pictures),
                 dataset.labels,
                 device_of(worker.experiment.run.devices, number),
-                count,
+                count + 1,
             )
             process = context.Process(target=serve, args=arguments, name=f"fedvit-{number}", daemon=True)
             process.start()
