@@ -143,6 +143,9 @@ def run(
         Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Settings; flags win over them.")
     ] = None,
     *,
+    engine: Annotated[
+        str, typer.Option(help="local, or flower: one process a client on this machine, with messages over Flower.")
+    ] = "local",
     resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished round of --out.")] = False,
     **flags: Any,
 ) -> None:
@@ -156,7 +159,9 @@ def run(
 
         sets = config.parse_sets(flags["sets"] or [])
         settings, folder = running.settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
-        steps = running.start_or_resume(settings, folder, resume=resume, workers=flags["workers"])
+        if engine not in ("local", "flower"):
+            raise UserError(f"--engine expects local or flower, found {engine!r}")
+        steps = running.start_or_resume(settings, folder, resume=resume, workers=flags["workers"], engine=engine)
         with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
             past = Run(folder).rounds if resume else []
             progress.start(settings.label, len(past), sum(map(sent_in, past)))
@@ -426,6 +431,36 @@ def study(
         for shown in command.carry_out(plan, flags["out_dir"], flags["workers"], err, quiet=flags["quiet"]):
             if not flags["quiet"]:
                 out.print(shown, soft_wrap=isinstance(shown, str), highlight=False)
+
+
+@app.command()
+@takes(*EXPERIMENT, "sets", "debug")
+def flower(
+    app_dir: Annotated[Path, typer.Argument(metavar="APP_DIR", help="A new folder for the app.")],
+    *,
+    base: Annotated[Path | None, typer.Option("--from", help="An experiment file; flags win over it.")] = None,
+    sites: Annotated[str, typer.Option(help="The sites' names, joined by commas.")],
+    classes: Annotated[str, typer.Option(help="The class names that all sites use, joined by commas.")],
+    run_dir: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="The run's folder on the server's machine.")
+    ] = "fedvit-run",
+    **flags: Any,
+) -> None:
+    """Write a Flower app for real sites, each with a folder of class/image of its own; see docs/deploy.md."""
+    with clear_errors(flags["debug"]):
+        from fedvit import config
+        from fedvit.flower_app import for_sites, names_of, need_flower, write_app
+
+        need_flower()
+        names, labels = names_of(sites), names_of(classes)
+        given_sets = config.parse_sets(flags["sets"] or [])
+        experiment = config.load(base, given_sets, given(flags), groups=tuple(names))
+        experiment, federation = for_sites(experiment, names, labels)
+        write_app(app_dir, experiment, federation, run_dir)
+        out.print(
+            f"app: {app_dir}\nsites: {', '.join(federation.sites)}\nclasses: {', '.join(federation.classes)}",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
 
 
 @app.command()

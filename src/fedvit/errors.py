@@ -8,6 +8,10 @@ class UserError(ValueError):
     """Says what was expected, what was found and what to do."""
 
 
+class PublicError(UserError):
+    """A mistake whose words tell nothing of a site's files or images: they may be shown at the server."""
+
+
 def hint(word: str, valid: Iterable[str]) -> str:
     """The nearest valid word, if one is near."""
     close = difflib.get_close_matches(word, sorted(valid), n=1, cutoff=0.5)

@@ -5,7 +5,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from logging.handlers import MemoryHandler
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fedvit import config, results, track
@@ -147,23 +148,13 @@ def run_rounds(
         server = net.server(split.seen)
         track.check(experiment)
         # Nothing is written before all settings have proved possible.
-        description, toml = split.to_json(), config.to_toml(experiment)
-        if resume:
-            check_same_split(folder, description)
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
-            results.write_text(folder / "run.toml", toml)
         counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
-        results.write_json(folder / "split.json", {**description, **counts})
+        open_folder(folder, experiment, {**split.to_json(), **counts}, resume=resume)
         log_to(folder / "log.txt")
         log.info("%s %s", STARTED, started_by())
-
         if resume:
-            server = load_checkpoint(folder / "checkpoint", store) or server
-            server = replace(server, clients=tuple(split.seen))
-            log.info("resuming after round %d", server.round)
-        rows = results.keep_rounds(folder / "rounds.jsonl", server.round, experiment)
-        timings = results.keep_rounds(folder / "timings.jsonl", server.round)
+            server = resumed(folder, server, store)
+        past = Past.of(folder, server.round, experiment)
         setup = time.perf_counter() - begin
 
         inner = InProcess(worker, store)
@@ -172,33 +163,97 @@ def run_rounds(
             transport = stack.enter_context(Workers(inner, dataset, workers))
         test_samples = {name: len(split.clients[name].test) for name in split.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
-        wanted = experiment.run.until_accuracy
-        over = bool(rows and rows[-1]["views"] and reached(rows[-1]["views"]["personal"]["mean"], wanted))
         if net.plan.split is None:
             loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
         else:
             loop = federate_split(net, server, inner, experiment, test_samples)
-        sent = sum(map(track.sent_in, rows))
-        show = stack.enter_context(track.tracking(experiment, folder, server.round, sent))
-        for done in () if over else loop:
-            rows.append(done.row)
+        roster = roster_of(worker.labels.numpy(), split)
+        for done in recorded(loop, folder, experiment, past, store, roster, worker.metrics, local):
+            server = done.server
+            yield done
+        unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
+        write_summary(Run(folder), experiment, net, past.rows, local, unseen, setup + past.seconds)
+
+
+@dataclass(frozen=True)
+class Past:
+    """The rounds that are done: their lines in rounds.jsonl and timings.jsonl."""
+
+    rows: list[dict[str, Any]]
+    timings: list[dict[str, Any]]
+
+    @staticmethod
+    def of(folder: Path, round_: int, experiment: Experiment) -> "Past":
+        """What a folder says of the rounds up to this one; its lines of later rounds are forgotten."""
+        return Past(
+            results.keep_rounds(folder / "rounds.jsonl", round_, experiment),
+            results.keep_rounds(folder / "timings.jsonl", round_),
+        )
+
+    @property
+    def seconds(self) -> float:
+        return sum(sum(timing["seconds"].values()) for timing in self.timings)
+
+    def is_over(self, wanted: float | None) -> bool:
+        """Whether the last round has reached the accuracy that was asked for."""
+        views = self.rows[-1]["views"] if self.rows else None
+        return bool(views and reached(views["personal"]["mean"], wanted))
+
+
+def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, Any], *, resume: bool) -> None:
+    """run.toml and split.json of a new run; the same data as before for one that goes on."""
+    if resume:
+        check_same_split(folder, description)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        results.write_text(folder / "run.toml", config.to_toml(experiment))
+    results.write_json(folder / "split.json", description)
+
+
+def resumed(folder: Path, server: Server, store: Store) -> Server:
+    """The server after the last finished round, or as it is where there is none."""
+    server = replace(load_checkpoint(folder / "checkpoint", store) or server, clients=server.clients)
+    log.info("resuming after round %d", server.round)
+    return server
+
+
+def recorded(
+    loop: Iterator[Round],
+    folder: Path,
+    experiment: Experiment,
+    past: Past,
+    store: Store,
+    roster: results.Roster,
+    metrics: Sequence[str],
+    local: LocalBaseline | None = None,
+) -> Iterator[Round]:
+    """The loop's rounds, each on disk before it is handed on; none where the run is over."""
+    toml, last = config.to_toml(experiment), len(past.rows)
+    sent = sum(map(track.sent_in, past.rows))
+    with track.tracking(experiment, folder, last, sent) as show:
+        for done in () if past.is_over(experiment.run.until_accuracy) else loop:
+            past.rows.append(done.row)
             if done.scores is not None:
-                write_clients(folder, experiment, worker, rows, done, local)
+                write_clients(folder, experiment, roster, metrics, past.rows, done, local)
             results.append_line(folder / "rounds.jsonl", done.row)
             with done.ledger.phase("checkpoint"):
                 save_checkpoint(folder / "checkpoint", done.server, store)
             if (folder / "run.toml").read_text() != toml:  # the run is being extended: from here on it is another
                 (folder / "summary.json").unlink(missing_ok=True)
                 results.write_text(folder / "run.toml", toml)
-            timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
-            results.append_line(folder / "timings.jsonl", timings[-1])
+            past.timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
+            results.append_line(folder / "timings.jsonl", past.timings[-1])
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])
             show(done.row, done.ledger.seconds)
-            server = done.server
             yield done
-        unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
-        seconds = setup + sum(sum(timing["seconds"].values()) for timing in timings)
-        write_summary(Run(folder), experiment, net, rows, local, unseen, seconds)
+
+
+def roster_of(labels: NDArray[np.int64], split: Split) -> results.Roster:
+    """How much every client has."""
+    return {
+        name: results.Holding(len(part.train), len(part.test), len(np.unique(labels[part.train])))
+        for name, part in split.clients.items()
+    }
 
 
 def class_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, dict[str, int]]]:
@@ -248,7 +303,8 @@ def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, sp
 def write_clients(
     folder: Path,
     experiment: Experiment,
-    worker: Worker,
+    roster: results.Roster,
+    metrics: Sequence[str],
     rows: list[dict[str, Any]],
     done: Round,
     local: LocalBaseline | None,
@@ -258,11 +314,8 @@ def write_clients(
     alone = local.accuracy if local else None
     if experiment.method["name"] == "local":
         alone = {name: score["personal_accuracy"] for name, score in done.scores.items()}
-    parts = worker.split.clients
-    labels = worker.labels.numpy()
-    classes = {name: len(np.unique(labels[parts[name].train])) for name in worker.split.seen}
-    trained = results.rounds_trained(rows, worker.split.seen)
-    results.write_clients(folder / "clients.csv", worker.split, classes, done.scores, trained, alone, worker.metrics)
+    trained = results.rounds_trained(rows, done.scores)
+    results.write_clients(folder / "clients.csv", roster, done.scores, trained, alone, metrics)
     results.write_confusion(folder / "confusion.json", done.scores)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvit import tree
+from fedvit import payload, tree
 from fedvit.checkpoint import load_checkpoint
 from fedvit.client import Client, Memory
 from fedvit.data.pipeline import ClientData
@@ -31,6 +31,7 @@ from fedvit.training import load_
 from fedvit.worker import Net, Worker, joined, make_net, window_of
 
 log = logging.getLogger(__name__)
+RECEIVED = "received.safetensors"  # in the folder of a site's run: what the server sent last
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,18 @@ class Opened:
     server: Server
     store: Store
     split: dict[str, Any]  # split.json
+    received: Payload | None = None  # at a site: what the server sent it last
+
+    def down(self, name: str) -> Payload:
+        """What a client has of the server: its message, or what the server would send it now."""
+        if self.received is not None:
+            return self.received
+        if self.split.get("network"):
+            raise UserError(
+                f"{self.run.folder} is a server's, and the models of its clients are at the site of each: there, open "
+                "the folder runs/NAME in the site's state folder"
+            )
+        return addressed(self.net.plan.dispatch(self.server, name), self.server.round)
 
     @property
     def clients(self) -> list[str]:
@@ -75,13 +88,16 @@ def open_run(run: Run) -> Opened:
     server = load_checkpoint(run.folder / "checkpoint", store, clean=False)
     if server is None:
         raise UserError(f"{run.folder} has no checkpoint yet: run it first")
-    if not run.finished:
+    received = run.folder / RECEIVED
+    message = payload.from_bytes(received.read_bytes()) if received.is_file() else None
+    whole = run.finished or (message is not None and server.round == experiment.train.rounds)
+    if not whole:
         log.warning("%s is not finished: this is round %d of %d", run.folder, server.round, experiment.train.rounds)
     seen = tuple(name for name in split["clients"] if name not in split.get("unseen", []))
     if "class_names" not in split:
         raise UserError(f"{saved} does not name the classes: the run was made by a version that is too old to open")
     net = make_net(experiment, len(split["class_names"]), torch.device("cpu"))
-    return Opened(run, experiment, net, replace(server, clients=seen), store, split)
+    return Opened(run, experiment, net, replace(server, clients=seen), store, split, message)
 
 
 def client_model(opened: Opened, name: str) -> nn.Module:
@@ -92,7 +108,7 @@ def client_model(opened: Opened, name: str) -> nn.Module:
     net, memory = opened.net, opened.store.get(name)
     if net.plan.split is not None:
         return split_model(opened, net.plan.split, name, memory)
-    down = addressed(net.plan.dispatch(opened.server, name), opened.server.round)
+    down = opened.down(name)
     window = window_of(down)
     with same_sums(opened.experiment):
         owner, weights = personal_view(opened, name, down, window)

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,21 @@ def rounds_trained(rows: Iterable[Mapping[str, Any]], clients: Iterable[str]) ->
     return {name: count[POOLED] or count[name] for name in clients}
 
 
+@dataclass(frozen=True)
+class Holding:
+    """How much a client has: images to train and to test on, and how many classes among the first."""
+
+    train: int
+    test: int
+    classes: int
+
+
+Roster = Mapping[str, Holding]  # by client; all that a server needs to know of their data
+
+
 def write_clients(
     path: Path,
-    split: Split,
-    classes: Mapping[str, int],
+    roster: Roster,
     scores: Scores,
     trained: Mapping[str, int],
     local: Mapping[str, float] | None,
@@ -90,11 +102,11 @@ def write_clients(
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([*header, *columns, "local_accuracy", "gain"])
         for name, score in scores.items():
-            part = split.clients[name]
+            has = roster[name]
             alone = local.get(name) if local is not None else None
             gain = "" if alone is None else score["personal_accuracy"] - alone
             values = [score.get(column, "") for column in columns]
-            counts = [len(part.train), len(part.test), classes[name], trained[name]]
+            counts = [has.train, has.test, has.classes, trained[name]]
             writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
     partial.replace(path)
 

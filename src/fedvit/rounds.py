@@ -35,7 +35,7 @@ def federate(
     server: Server,
     transport: Transport,
     experiment: Experiment,
-    evaluate_server: Callable[[Tree, int, Scores], Mapping[str, float]] | None,
+    evaluate_server: Callable[[Tree, int, Scores], Mapping[str, float] | None] | None,
     test_samples: Mapping[str, int],
 ) -> Iterator[Round]:
     """Run the rounds after `server.round`, one at a time, until the last or the accuracy that was asked for."""
@@ -57,8 +57,9 @@ def federate(
                 tested = dict.fromkeys(clients, before if inside else server)
                 scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {})
                 views = summarize(scores, test_samples)
-                if evaluate_server is not None:
-                    views["server"] = server_view(evaluate_server(server.shared, number, scores))
+                found = evaluate_server(server.shared, number, scores) if evaluate_server is not None else None
+                if found is not None:
+                    views["server"] = server_view(found)
         row = {
             "round": number,
             "cohort": cohort,

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +47,30 @@ def start_or_resume(
     local: LocalBaseline | None = None,
     dataset: Dataset | None = None,
     workers: int = 1,
+    engine: str = "local",
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
     warn_of_too_many(experiment.run.threads, workers)
+    if engine == "flower":
+        from fedvit.flower_app import run_trial
+
+        if workers > 1 or dataset is not None:
+            raise UserError(
+                "over Flower every client is a process of its own and loads its images: leave --workers out"
+            )
+        rounds: Callable[..., Iterator[Round]] = run_trial
+    else:
+        rounds = partial(run_rounds, local=local, dataset=dataset, workers=workers)
     if not (folder / "run.toml").is_file():
         if folder.exists() and (not folder.is_dir() or any(path.suffix != ".partial" for path in folder.iterdir())):
             raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
-        return run_rounds(experiment, folder, local=local, dataset=dataset, workers=workers)
+        return rounds(experiment, folder)
     if not resume:
         raise UserError(f"{folder} already holds a run: continue or show it with --resume, or give another --out")
     refuse_changes(folder, experiment)
     if Run(folder).finished and Run(folder).experiment.train.rounds == experiment.train.rounds:
         return iter(())
-    return run_rounds(experiment, folder, resume=True, local=local, dataset=dataset, workers=workers)
+    return rounds(experiment, folder, resume=True)
 
 
 def warn_of_too_many(threads: int, workers: int) -> None:

@@ -38,6 +38,7 @@ class DataSettings(Table):
     name: str = "digits"  # a known name, an npz file or a folder
     dir: Path | None = None  # default: the environment variable FEDVIT_DATA
     layout: Literal["auto", "class", "domain", "site", "tiny_imagenet"] = "auto"  # of a folder
+    site: str | None = None  # the folder is one owner's, class/image, and this is the owner's name
     class_names: str | None = None  # of a folder, joined by commas, where sites do not all have every class
     size: Count | None = None  # pixels at which a folder's images are stored; default: the model's input size
     cache: Path | None = None  # where decoded images are kept; default: the user's cache folder

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from fedvit import randomness
 from fedvit.client import Client, LocalSettings, Predictor
 from fedvit.data.pipeline import Batch
-from fedvit.errors import UserError
+from fedvit.errors import PublicError
 from fedvit.tree import Tree
 
 Named = Mapping[str, nn.Parameter]
@@ -246,7 +246,7 @@ def check_finite(client: Client, end: Tree) -> None:
     what = f"training loss of client {client.id} became {loss}"
     if math.isfinite(loss):
         what = f"weights of client {client.id} became infinite or not a number"
-    raise UserError(
+    raise PublicError(
         f"the {what} in round {client.round}; try a smaller --lr (now {settings.lr:g})"
         f"{', or --precision fp32' if settings.precision != 'fp32' else ''}. The last checkpoint is still good."
     )

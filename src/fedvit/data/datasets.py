@@ -116,6 +116,8 @@ def unknown(settings: DataSettings) -> str:
 
 def groups_of(settings: DataSettings) -> tuple[str, ...]:
     """The domains or sites of a folder, without reading its images; none for any other source."""
+    if settings.site is not None:
+        return (settings.site,)
     path = locate(settings)
     return folders.group_names(path, settings.layout) if path is not None and path.is_dir() else ()
 
@@ -288,6 +290,11 @@ def from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset
         log.warning("%s mixes %d grey and %d colour images: all become colour", root, kinds["grey"], kinds["colour"])
     if not good.all():
         log.warning("%d of %d files in %s could not be read and are left out", (~good).sum(), count, root)
+    groups, owners = found.groups, found.group_names
+    if settings.site is not None:
+        if groups is not None:
+            raise UserError(f"{root} has sites {', '.join(owners)} in it: the folder of {settings.site} is class/image")
+        groups, owners = np.zeros(count, dtype=np.int64), (settings.site,)
     labels = found.labels[good]
     for label, name in enumerate(found.class_names):
         number = int((labels == label).sum())
@@ -301,8 +308,8 @@ def from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset
         labels,
         found.class_names,
         None if found.official_test is None else found.official_test[good],
-        None if found.groups is None else found.groups[good],
-        found.group_names,
+        None if groups is None else groups[good],
+        owners,
         json.dumps(key),
     )
 

@@ -82,6 +82,7 @@ class Request:
     least: int
     test: float
     generator: Generator
+    seed: int
 
 
 POOLED_RULES = ("dirichlet", "domain", "site")  # train and test are divided together
@@ -123,7 +124,7 @@ def split(
             f"at most {total // least} clients are possible"
         )
     generator = randomness.numpy_generator(seed, "partition")
-    result = rules[name](dataset, Request(settings, clients, least, data.test, generator))
+    result = rules[name](dataset, Request(settings, clients, least, data.test, generator, seed))
     for client, part in result.clients.items():
         if len(part.train) == 0 or len(part.test) == 0:
             raise UserError(
@@ -232,14 +233,17 @@ def union_of_tests(clients: Mapping[str, ClientSplit]) -> Indices:
 
 
 def by_site(dataset: Dataset, ask: Request) -> Split:
-    """Every owner's folder is a client."""
+    """Every owner's folder is a client, split without regard to the other owners: the same as at its own site."""
     groups = groups_of(dataset)
     if ask.clients != len(dataset.group_names):
         raise UserError(
             f"there are {len(dataset.group_names)} sites, so --clients {ask.clients} cannot be: leave it out"
         )
-    owned = {name: np.flatnonzero(groups == number) for number, name in enumerate(dataset.group_names)}
-    return stratified_clients(dataset, owned, ask)
+    clients: dict[str, ClientSplit] = {}
+    for number, name in enumerate(dataset.group_names):
+        alone = replace(ask, generator=randomness.numpy_generator(ask.seed, "partition", name))
+        clients |= stratified_clients(dataset, {name: np.flatnonzero(groups == number)}, alone).clients
+    return Split(clients, union_of_tests(clients))
 
 
 def by_domain(dataset: Dataset, ask: Request) -> Split:

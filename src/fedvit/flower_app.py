@@ -1,0 +1,309 @@
+"""A Flower app of an experiment (`fedvit flower`), and a trial on this machine (`fedvit run --engine flower`)."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import tomli_w
+import torch
+
+from fedvit import config, results
+from fedvit.data.datasets import Dataset, wants_auroc
+from fedvit.data.partition import Split
+from fedvit.errors import UserError
+from fedvit.experiment import Run, class_counts, load_data
+from fedvit.ledger import Ledger
+from fedvit.rounds import Round
+from fedvit.serving import check_servable
+from fedvit.settings import Experiment
+from fedvit.site import Federation
+from fedvit.worker import make_net
+
+log = logging.getLogger(__name__)
+QUIET = {  # nothing calls home, unless the user has said otherwise
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+PROFILE = "fedvit"
+SECONDS_BETWEEN_QUESTIONS = 20.0
+APP = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedvit-app"
+version = "1.0.0"
+license = "MIT"
+dependencies = ["fedvit[flower]=={version}"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedvit"
+
+[tool.flwr.app.components]
+serverapp = "fedvit_app.server_app:app"
+clientapp = "fedvit_app.client_app:app"
+
+[tool.flwr.app.config]  # any of these may be given to `flwr run --run-config`
+out = {out}  # the run's folder at the server
+resume = false  # continue the run in that folder
+min-sites = 0  # go on with so many; 0: all
+round-timeout = 3600.0  # seconds until a site that does not answer is left out of a round
+start-timeout = 600.0  # seconds to wait for all sites before the first round
+data-dir = ""  # folder of pre-trained weights at the server; default: $FEDVIT_DATA
+"""
+SERVER = """from pathlib import Path
+
+from fedvit.transport.flower import server_app
+
+app = server_app(Path(__file__).parent)
+"""
+CLIENT = SERVER.replace("server_app", "client_app")
+
+
+def need_flower() -> None:
+    """An error that says what to install, where Flower is missing."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError as problem:
+        raise UserError("this needs Flower, which is not here: pip install 'fedvit[flower]'") from problem
+
+
+def write_app(folder: Path, experiment: Experiment, federation: Federation, out: str) -> None:
+    """The app that Flower takes to server and sites. It holds settings and six lines of code, no weights."""
+    import fedvit
+
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: give a new folder for the app")
+    package = folder / "fedvit_app"
+    package.mkdir(parents=True)
+    tables = config.to_tables(experiment)
+    tables["run"]["device"] = "auto"  # each side takes what it has
+    for key in ("dir", "cache"):
+        tables["data"].pop(key, None)
+    (package / "__init__.py").write_text("")
+    (package / "server_app.py").write_text(SERVER)
+    (package / "client_app.py").write_text(CLIENT)
+    (package / "experiment.toml").write_text(tomli_w.dumps(tables))
+    agreed = {"sites": list(federation.sites), "classes": list(federation.classes)}
+    (package / "federation.toml").write_text(tomli_w.dumps(agreed))
+    text = APP.replace("{version}", fedvit.__version__).replace("{out}", json.dumps(out))
+    (folder / "pyproject.toml").write_text(text)
+
+
+def names_of(text: str) -> list[str]:
+    """Names joined by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def for_sites(experiment: Experiment, sites: Sequence[str], classes: Sequence[str]) -> tuple[Experiment, Federation]:
+    """The experiment as it will run at sites that each have a folder of their own."""
+    if len(set(sites)) < len(sites) or len(set(classes)) < len(classes):
+        raise UserError("--sites and --classes expect names that differ, joined by commas")
+    if len(sites) < 2 or len(classes) < 2:
+        raise UserError(f"at least two sites and two classes are needed, found {len(sites)} and {len(classes)}")
+    auroc = len(classes) == 2 if experiment.data.auroc is None else experiment.data.auroc
+    data = experiment.data.model_copy(update={"name": "sites", "class_names": ",".join(classes), "auroc": auroc})
+    partition = experiment.partition.model_copy(update={"name": "site", "clients": len(sites)})
+    cohort = min(experiment.train.cohort or len(sites), len(sites))
+    train = experiment.train.model_copy(update={"cohort": cohort})
+    changed = experiment.model_copy(update={"data": data, "partition": partition, "train": train})
+    return changed, Federation(tuple(sorted(sites)), tuple(classes))
+
+
+def for_trial(experiment: Experiment) -> tuple[Experiment, Federation, Dataset, Split]:
+    """The experiment as it will run with one site per client of its own data, and that data."""
+    dataset, split = load_data(experiment)
+    if split.unseen:
+        raise UserError("data.unseen needs clients that never train, and over Flower every site does: leave it out")
+    auroc = wants_auroc(experiment.data, dataset)
+    experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"auroc": auroc})})
+    return experiment, Federation(tuple(split.seen), dataset.class_names), dataset, split
+
+
+# A trial on this machine.
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Where a trial keeps its things: all below the run's folder."""
+
+    folder: Path
+    port: int
+
+    @property
+    def home(self) -> Path:
+        """Flower's own folder."""
+        return self.folder / "flower"
+
+    def environment(self) -> dict[str, str]:
+        own = {**QUIET, **os.environ, "FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
+        own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", "")])
+        return own
+
+
+def run_trial(
+    experiment: Experiment, folder: Path, *, resume: bool = False, min_sites: int = 0, round_timeout: float = 3600.0
+) -> Iterator[Round]:
+    """`--engine flower`: a SuperLink and one SuperNode per client on loopback, and the rounds as they are finished."""
+    need_flower()
+    experiment, federation, dataset, split = for_trial(experiment)
+    net = make_net(experiment, dataset.classes, torch.device("cpu"))
+    check_servable(experiment, net)
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    trial = Trial(folder, free_port())
+    shutil.rmtree(trial.home, ignore_errors=True)
+    app = trial.home / "app"
+    write_app(app, experiment, federation, str(folder))
+    profile = {"address": f"127.0.0.1:{trial.port}", "insecure": True}
+    (trial.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": PROFILE, PROFILE: profile}}))
+    data_dir = str(experiment.data.folder.resolve()) if experiment.data.folder else ""
+    with ExitStack() as stack:
+        stack.enter_context(ending_on_sigterm())
+        stack.enter_context(superlink(trial))
+        for name in federation.sites:
+            told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
+            stack.enter_context(supernode(trial, name, told))
+        start = {"resume": resume, "min-sites": min_sites, "round-timeout": round_timeout, "data-dir": data_dir}
+        number = submit(trial, app, start)
+        yield from followed(trial, folder, number, 0 if not resume else len(Run(folder).rounds))
+    counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
+    results.write_json(folder / "split.json", {**split.to_json(), **counts, "network": True})
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """A polite kill ends the run as Ctrl-C does, with all its processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def submit(trial: Trial, app: Path, told: Mapping[str, Any]) -> str:
+    """Hand the app to the SuperLink; the number of Flower's run."""
+    words = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())
+    end = time.monotonic() + 60
+    while True:  # the SuperLink may need a moment before it listens
+        done = subprocess.run(
+            ["flwr", "run", str(app), PROFILE, "--run-config", words, "--format", "json"],
+            env=trial.environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            answer = {}
+        if answer.get("success"):
+            return str(answer["run-id"])
+        if time.monotonic() > end:
+            raise RuntimeError(f"Flower did not take the run: {done.stdout}{done.stderr}")
+        time.sleep(1)
+
+
+def followed(trial: Trial, folder: Path, number: str, done: int) -> Iterator[Round]:
+    """The rounds as they come into the run's folder, until it says that the run is over, or Flower does."""
+    run, asked = Run(folder), time.monotonic()
+    while True:
+        over = run.finished or (folder / "error.txt").is_file()
+        if not over and time.monotonic() > asked + SECONDS_BETWEEN_QUESTIONS:
+            over, asked = is_over(trial, number), time.monotonic()
+        rows, timings = run.rounds, run.timings
+        while done < min(len(rows), len(timings)):
+            row, seconds = rows[done], timings[done]["seconds"]
+            answered = len(row["cohort"]) - len(row["failed"])
+            down, up = [row["nbytes_down"]] * len(row["cohort"]), [row["nbytes_up"] or 0] * answered
+            done += 1
+            yield Round(None, row, None, Ledger(down, up, seconds=seconds))  # type: ignore[arg-type]
+        if over:
+            break
+        time.sleep(0.5)
+    if not run.finished:
+        told = folder / "error.txt"
+        if told.is_file():
+            raise UserError(told.read_text().strip())
+        raise RuntimeError(f"the run over Flower ended before its last round; see the logs in {trial.home}")
+
+
+def is_over(trial: Trial, number: str) -> bool:
+    """Whether the run is over, by Flower's word."""
+    done = subprocess.run(
+        ["flwr", "list", PROFILE, "--run-id", number, "--format", "json"],
+        env=trial.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    try:
+        (run,) = json.loads(done.stdout)["runs"]
+    except (ValueError, KeyError):
+        return False
+    return str(run["status"]).startswith("finished")
+
+
+@contextmanager
+def superlink(trial: Trial, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    words = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(trial.port)]
+    words += ["--disable-runtime-dependency-installation", "--database", str(trial.home / "state.db"), *more]
+    with daemon(words, trial, "superlink") as process:
+        yield process
+
+
+@contextmanager
+def supernode(trial: Trial, name: str, told: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    config_words = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items() if value)
+    words = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{trial.port}", "--host", "127.0.0.1"]
+    words += ["--port", str(free_port()), "--node-config", config_words]
+    with daemon(words, trial, f"supernode-{quote(name, safe='')}") as process:
+        yield process
+
+
+@contextmanager
+def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a group of its own, ended as a group: Flower's children outlive their parents."""
+    trial.home.mkdir(parents=True, exist_ok=True)
+    with (trial.home / f"{name}.log").open("ab") as stream:
+        process = subprocess.Popen(
+            list(words), env=trial.environment(), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        end_group(process)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """First politely; whatever of the group is left after a while is killed."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

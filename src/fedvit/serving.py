@@ -1,0 +1,152 @@
+"""A run whose clients are real sites: the same loop and files as in one process, without any image at the server."""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedvit import results, track
+from fedvit.errors import UserError
+from fedvit.evaluation import AUROC, CONFUSION, METRICS, pooled
+from fedvit.experiment import (
+    STARTED,
+    Past,
+    Run,
+    open_folder,
+    recorded,
+    resumed,
+    run_log,
+    write_summary,
+)
+from fedvit.plan import own_model, send_shared
+from fedvit.results import Holding, write_json
+from fedvit.rounds import Round, federate
+from fedvit.running import refuse_changes
+from fedvit.settings import Experiment
+from fedvit.site import Federation
+from fedvit.store import Store
+from fedvit.transport import Transport
+from fedvit.tree import Tree
+from fedvit.worker import Net
+
+log = logging.getLogger(__name__)
+NETWORK = "network.json"  # in a run's folder: its name at the sites, and how it ended
+
+
+class Gathering(Transport, Protocol):
+    """A transport to sites that come and go."""
+
+    trained: dict[str, int]
+    roster: dict[str, Holding]
+    tests: dict[str, int]  # test images by site
+
+    def gather(self, timeout: float) -> None:
+        """Wait for the sites and compare them with the server."""
+
+
+def run_name(folder: Path, *, resume: bool) -> str:
+    """The run's name at the sites: a new one, or that of the run that goes on."""
+    saved = folder / NETWORK
+    if resume and saved.is_file():
+        return str(json.loads(saved.read_text())["run"])
+    return uuid.uuid4().hex
+
+
+@contextmanager
+def telling(folder: Path) -> Iterator[None]:
+    """Leave word of a mistake in the run's folder, for whoever started it from elsewhere."""
+    (folder / "error.txt").unlink(missing_ok=True)
+    try:
+        yield
+    except UserError as problem:
+        folder.mkdir(parents=True, exist_ok=True)
+        results.write_text(folder / "error.txt", f"{problem}\n")
+        raise
+
+
+def serve(
+    transport: Gathering,
+    experiment: Experiment,
+    net: Net,
+    federation: Federation,
+    folder: Path,
+    run: str,
+    start_timeout: float,
+    *,
+    resume: bool,
+) -> Iterator[Round]:
+    """The rounds of a run with these sites, as `experiment.run_rounds` yields them."""
+    begin = time.perf_counter()
+    check_servable(experiment, net)
+    again = resume and (folder / "run.toml").is_file()
+    if again:
+        refuse_changes(folder, experiment)
+    elif (folder / "run.toml").is_file():
+        raise UserError(f"{folder} already holds a run: continue it with resume=true, or give another out=")
+    track.check(experiment)
+    with run_log() as log_to:
+        transport.gather(start_timeout)
+        store = Store(folder / "checkpoint", in_ram=True)  # stays empty: memories are at the sites
+        open_folder(folder, experiment, description(federation), resume=again)
+        write_json(folder / NETWORK, {"run": run, "sites": list(federation.sites)})
+        log_to(folder / "log.txt")
+        log.info("%s a server of %d sites", STARTED, len(federation.sites))
+        server = net.server(federation.sites)
+        if again:
+            server = resumed(folder, server, store)
+        past = Past.of(folder, server.round, experiment)
+        transport.trained.update(last_rounds(past.rows))
+        setup = time.perf_counter() - begin
+        loop = federate(
+            net.plan, server, transport, experiment, server_score(net, experiment, federation), transport.tests
+        )
+        metrics = (*METRICS, AUROC) if experiment.data.auroc else METRICS
+        yield from recorded(loop, folder, experiment, past, store, transport.roster, metrics)
+        write_summary(Run(folder), experiment, net, past.rows, None, None, setup + past.seconds)
+
+
+def check_servable(experiment: Experiment, net: Net) -> None:
+    """Refuse what makes no sense where nobody holds all images."""
+    label = experiment.label
+    if net.plan.split is not None:
+        raise UserError(f"{label} is split learning, whose messages go over gRPC: fedvit split-server")
+    if net.plan.pooled:
+        raise UserError(f"{label} pools all images in one place, which sites cannot: choose another method")
+    if experiment.method["name"] == "fedfed":
+        raise UserError(
+            "fedfed sends what is left of training images, and their labels, to all sites: not over a network"
+        )
+
+
+def last_rounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """For every site the last round whose training counted."""
+    return {name: row["round"] for row in rows for name in row["cohort"] if name not in row["failed"]}
+
+
+def description(federation: Federation) -> dict[str, Any]:
+    """split.json of a run whose images nobody but their owners can list."""
+    return {
+        "hash": "",
+        "clients": {name: {} for name in federation.sites},
+        "unseen": [],
+        "class_names": list(federation.classes),
+        "network": True,
+    }
+
+
+def server_score(net: Net, experiment: Experiment, federation: Federation) -> Any:
+    """The server's model on all sites' test images, from their counts, where every site tests that very model."""
+    plan = net.plan
+    plain = plan.views is own_model and plan.dispatch is send_shared and experiment.run.evaluate == "after"
+    if not plain or net.roles.personal or experiment.data.auroc:
+        return None
+
+    def score(shared: Tree, round_: int, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float] | None:
+        counted = [any(f"_{CONFUSION}_" in key for key in score) for score in scores.values()]
+        return pooled(scores) if len(scores) == len(federation.sites) and all(counted) else None
+
+    return score

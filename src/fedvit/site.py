@@ -1,0 +1,219 @@
+"""One owner of images on a network: its name, folder, state and rules, and its answers to a server.
+
+Nothing here knows how messages travel. Everything that may not leave stays in the site's state folder:
+
+    log.txt             what was asked, what was refused, every traceback
+    states/RUN/         personal weights and other memory after the last two rounds the site took part in
+    runs/RUN/           a run's folder for `fedvit export` and `fedvit predict`, as of the last evaluation
+    cache/              decoded images
+"""
+
+import hashlib
+import json
+import logging
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedvit
+from fedvit import config, payload, results
+from fedvit.checkpoint import save_checkpoint
+from fedvit.client import Memory
+from fedvit.data.datasets import Dataset
+from fedvit.data.partition import Split
+from fedvit.errors import PublicError, UserError
+from fedvit.expected import difference, down_of, up_of
+from fedvit.experiment import class_counts, load_data, roster_of
+from fedvit.opening import RECEIVED
+from fedvit.payload import Payload
+from fedvit.policy import Policy
+from fedvit.server import Server
+from fedvit.settings import Experiment
+from fedvit.site_state import SiteState
+from fedvit.store import Store, write
+from fedvit.worker import Net, Worker, make_net
+
+log = logging.getLogger(__name__)
+LOCAL = (  # settings that each side may have its own of
+    "data.name", "data.site", "data.dir", "data.cache", "data.layout", "model.weights",
+    "run.device", "run.cache_mb", "run.track",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What server and sites have agreed on beside the experiment."""
+
+    sites: tuple[str, ...]  # in the order in which sums are taken
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What leaves a site instead of an answer: a code and a short text."""
+
+    code: str  # refused, unexpected, mistake or failed
+    text: str
+
+
+class Site:
+    """A site in one experiment. Without a folder it plays the client of its name in the experiment's own data."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        federation: Federation,
+        name: str,
+        state: Path,
+        *,
+        folder: Path | None = None,
+        policy: Policy | None = None,
+    ):
+        self.agreed = experiment
+        data = experiment.data.model_copy(update={"cache": experiment.data.cache or state / "cache"})
+        self.experiment = experiment.model_copy(update={"data": data})
+        if folder is not None:
+            self.experiment = own_experiment(self.experiment, federation, name, folder)
+        self.federation, self.name, self.state = federation, name, state
+        self.policy, self.memories = policy or Policy(), SiteState(state / "states")
+
+    @cached_property
+    def holdings(self) -> tuple[Dataset, Split]:
+        """The site's images, divided as they would be in one process with all the others."""
+        return load_data(self.experiment)
+
+    @cached_property
+    def net(self) -> Net:
+        torch.set_num_threads(self.experiment.run.threads)
+        return make_net(self.experiment, len(self.federation.classes), torch.device(self.experiment.run.devices[0]))
+
+    @cached_property
+    def worker(self) -> Worker:
+        dataset, split = self.holdings
+        if self.name not in split.clients:
+            raise UserError(f"no client {self.name!r} in {dataset.name}; there are {', '.join(split.clients)}")
+        return Worker(self.experiment, self.net, dataset, split, torch.device(self.experiment.run.devices[0]))
+
+    # Answers.
+
+    def hello(self) -> dict[str, Any]:
+        """Who this is, what it would compute with, and how much it has. Its rules are asked first."""
+        down = down_of(self.net, self.federation.sites, self.name, 0)
+        method = str(self.experiment.method["name"])
+        self.policy.admit(self.experiment.label, method, up_of(self.net, down, 1), epsilon=None)
+        dataset, split = self.holdings
+        has = roster_of(dataset.labels, split)[self.name]
+        prints = fingerprints(self.agreed, self.net, dataset.class_names)
+        return {"site": self.name, "train": has.train, "test": has.test, "classes": has.classes, "prints": prints}
+
+    def train(self, run: str, continues: int, down: Payload) -> Payload:
+        """A round's training, from the state after the round that the server names; what may leave of it."""
+        round_ = self.check(down, after=int(down.scalars["round"]) - 1)
+        up, memory = self.worker.train(self.name, down, self.memories.get(run, continues))
+        up = self.policy.release(up)
+        self.memories.put(run, round_, memory)
+        return up
+
+    def evaluate(self, run: str, continues: int, down: Payload) -> Payload:
+        """The site's own model on its own images. It is kept for the site to export and predict with."""
+        round_ = self.check(down, after=int(down.scalars["round"]))
+        memory = self.memories.get(run, continues)
+        scores = self.worker.evaluate(self.name, down, memory)
+        self.keep_model(run, round_, down, memory)
+        return self.policy.release(scores)
+
+    def check(self, down: Payload, after: int) -> int:
+        """Refuse what the server should not have sent."""
+        wrong = difference(down, down_of(self.net, self.federation.sites, self.name, after))
+        if wrong is not None:
+            raise PublicError(f"the server's message is not what was agreed: {wrong}")
+        return int(down.scalars["round"])
+
+    def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> None:
+        """A folder like that of a run in one process, with this one client."""
+        folder, (dataset, split) = self.state / "runs" / run, self.holdings
+        folder.mkdir(parents=True, exist_ok=True)
+        results.write_text(folder / "run.toml", config.to_toml(self.experiment))
+        mine = replace(split, clients={self.name: split.clients[self.name]}, unseen=())
+        about = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, mine)}
+        results.write_json(folder / "split.json", {**mine.to_json(), "hash": split.to_json()["hash"], **about})
+        write(folder, RECEIVED, payload.to_bytes(down))
+        store = Store(folder / "checkpoint", in_ram=False)
+        store.put(round_, {self.name: memory})
+        save_checkpoint(folder / "checkpoint", Server(round_, down.trees.get("shared", {})), store)
+
+
+def own_experiment(experiment: Experiment, federation: Federation, name: str, folder: Path) -> Experiment:
+    """The experiment of one site with a folder of its own: a federation of one."""
+    if experiment.data.samples is not None or experiment.data.unseen:
+        raise PublicError("data.samples and data.unseen choose among all sites' images: leave them out")
+    listed = ",".join(federation.classes)
+    own = {"name": str(folder), "layout": "class", "site": name, "class_names": listed}
+    return experiment.model_copy(
+        update={
+            "data": experiment.data.model_copy(update=own),
+            "partition": experiment.partition.model_copy(update={"name": "site", "clients": 1}),
+            "train": experiment.train.model_copy(update={"cohort": 1}),
+        }
+    )
+
+
+def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:
+    """An answer, or a refusal without a word about the site's files; the site's own log has the whole story."""
+    note(state, name, what)
+    see = "log.txt in its state folder"
+    try:
+        return work()
+    except PublicError as problem:
+        note(state, name, f"{what}: refused: {problem}")
+        return Refusal("refused", str(problem))
+    except UserError as problem:
+        note(state, name, f"{what}: {problem}\n{traceback.format_exc()}")
+        return Refusal("mistake", f"a file or setting at the site is not as expected; {see} says which")
+    except Exception:
+        note(state, name, f"{what}: {traceback.format_exc()}")
+        return Refusal("failed", f"the program at the site failed; {see} has the traceback")
+
+
+def note(state: Path, name: str, text: str) -> None:
+    """A line in the site's own log."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "log.txt").open("a") as stream:
+        stream.write(f"{datetime.now().isoformat(timespec='seconds')} {name}: {text}\n")
+
+
+def fingerprints(experiment: Experiment, net: Net, classes: Sequence[str]) -> dict[str, str]:
+    """What must be equal at the server and at every site, part by part."""
+    tables = config.to_tables(experiment)
+    for key in LOCAL:
+        table, _, name = key.partition(".")
+        tables[table].pop(name, None)
+    tables["data"].pop("class_names", None)  # the classes are compared by themselves
+    weights = hashlib.sha256()
+    everything = {**net.frozen, **net.initial}
+    for name in sorted(everything):
+        weights.update(name.encode() + everything[name].cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    shapes = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in sorted(everything.items())}
+    return {
+        "fedvit version": fedvit.__version__,
+        "settings": digest(tables),
+        "model": digest(shapes),
+        "weights": weights.hexdigest(),
+        "input statistics": digest([net.inputs.size, *net.inputs.mean, *net.inputs.std]),
+        "class list": digest(list(classes)),
+    }
+
+
+def digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """The parts in which two sides are not equal."""
+    return [part for part in ours if theirs.get(part) != ours[part]]

@@ -1,0 +1,378 @@
+"""Rounds over Flower: our loop under its ServerApp, a site's answers under its ClientApp, our payloads as its records.
+
+Flower carries and authenticates messages; it decides nothing. A tensor crosses as its raw bytes with its type and
+shape, so nothing is unpickled and the bytes that are counted are those that are sent.
+"""
+
+import json
+import logging
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+
+from fedvit import config, payload
+from fedvit.errors import UserError
+from fedvit.expected import difference, up_of
+from fedvit.payload import Failure, Payload
+from fedvit.policy import read_policy
+from fedvit.results import Holding
+from fedvit.serving import run_name, serve, telling
+from fedvit.settings import Experiment
+from fedvit.site import Federation, Refusal, Site, differing, fingerprints, guarded
+from fedvit.transport import Task
+from fedvit.transport.inprocess import drops_out
+from fedvit.worker import Net, make_net
+
+log = logging.getLogger(__name__)
+GROUP, NUMBERS, ABOUT = "group:", "numbers", "about"  # keys of the records in a message
+RAW = "fedvit.raw"  # how arrays are written: their bytes in memory, little-endian
+TYPES = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int16,
+                 torch.int32, torch.int64, torch.bool)
+}  # fmt: skip
+LEAST_TRIES, PAUSE = 3, 0.5
+
+
+# Payloads as records.
+
+
+def to_records(content: Payload, about: Mapping[str, Any]) -> RecordDict:
+    """A payload and what it is about, as Flower sends it."""
+    records = RecordDict({ABOUT: ConfigRecord(dict(about)), NUMBERS: MetricRecord(dict(content.scalars))})
+    for group, tree in content.trees.items():
+        records[GROUP + group] = ArrayRecord({name: to_array(tensor) for name, tensor in tree.items()})
+    return records
+
+
+def from_records(records: RecordDict) -> tuple[Payload, dict[str, Any]]:
+    """What `to_records` was given; a ValueError where it is something else."""
+    trees, numbers, about = {}, {}, {}
+    for key, record in records.items():
+        if isinstance(record, ArrayRecord) and key.startswith(GROUP):
+            trees[key.removeprefix(GROUP)] = {name: from_array(array) for name, array in record.items()}
+        elif isinstance(record, MetricRecord) and key == NUMBERS:
+            numbers = dict(record)
+        elif isinstance(record, ConfigRecord) and key == ABOUT:
+            about = dict(record)
+        else:
+            raise ValueError(f"a record {key!r} that is none of ours")
+    if not all(isinstance(value, int | float) for value in numbers.values()):
+        raise ValueError("a list where a number was expected")
+    return Payload(trees, numbers), about  # type: ignore[arg-type]
+
+
+def to_array(tensor: Tensor) -> Array:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    kind = str(tensor.dtype).removeprefix("torch.")
+    return Array(kind, tuple(tensor.shape), RAW, flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+
+
+def from_array(array: Array) -> Tensor:
+    if array.stype != RAW or array.dtype not in TYPES:
+        raise ValueError(f"an array of {array.dtype!r} written as {array.stype!r}")
+    kind = TYPES[array.dtype]
+    shape = torch.Size(array.shape)
+    if len(array.data) != shape.numel() * kind.itemsize:
+        raise ValueError(f"{len(array.data)} bytes for {array.dtype} {tuple(shape)}")
+    flat = torch.frombuffer(bytearray(array.data), dtype=kind) if array.data else torch.empty(0, dtype=kind)
+    return flat.reshape(shape)
+
+
+# The server's side.
+
+
+@dataclass
+class Sites:
+    """The transport over Flower: one message to each sampled site, answers in the order of the messages.
+
+    A site that is away, late, refuses or sends something else is a failure of this round, and stays welcome.
+    """
+
+    grid: Grid
+    experiment: Experiment
+    federation: Federation
+    net: Net
+    run: str  # names this run at the sites, also when it is resumed
+    round_timeout: float
+    min_sites: int
+    trained: dict[str, int] = field(default_factory=dict)  # the last round whose training of a site counted
+    pending: list[str] = field(default_factory=list)
+    nodes: dict[str, int] = field(default_factory=dict)  # by site
+    strangers: set[int] = field(default_factory=set)  # nodes that were asked and do not take part
+    roster: dict[str, Holding] = field(default_factory=dict)  # and `tests`: of sites that were ever here
+    tests: dict[str, int] = field(default_factory=dict)
+
+    def clients(self) -> Sequence[str]:
+        return self.federation.sites
+
+    def commit(self, round_: int) -> None:
+        """From now on the sites continue from the states of this round."""
+        self.trained.update(dict.fromkeys(self.pending, round_))
+        self.pending = []
+
+    def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
+        least = min(self.min_sites, len(messages))
+        for _ in range(LEAST_TRIES):
+            self.wait_for(self.min_sites)
+            with tempfile.TemporaryDirectory() as spool:  # all must have come before the first is used
+                problems = self.collect(task, messages, Path(spool))
+                if len(messages) - len(problems) < least:
+                    log.warning("fewer than %d sites answered: %s", least, said(problems))
+                    continue
+                if task == "train":
+                    self.pending = [name for name in messages if name not in problems]
+                for name in messages:
+                    if name in problems:
+                        yield name, Failure(problems[name])
+                    else:
+                        yield name, payload.from_bytes((Path(spool) / str(self.nodes[name])).read_bytes())
+                return
+        raise UserError(
+            f"fewer than {least} sites answered, {LEAST_TRIES} times over: {said(problems)}. The run is saved up to "
+            "the round before; start it again with resume=true when they are back, or with a smaller min-sites"
+        )
+
+    def collect(self, task: Task, messages: Mapping[str, Payload], spool: Path) -> dict[str, str]:
+        """Ask all, write good answers to the spool, and say what is wrong with the others."""
+        problems: dict[str, str] = {}
+        asked: dict[str, str] = {}  # message id -> site
+        self.meet()
+        online = set(self.grid.get_node_ids())
+        for name, down in messages.items():
+            number = int(down.scalars["round"])
+            if task == "train" and drops_out(self.experiment, name, number):
+                problems[name] = "dropped out (train.dropout)"
+            elif self.nodes.get(name) not in online:
+                problems[name] = "is not connected"
+            else:
+                about = {"run": self.run, "continues": self.trained.get(name, 0)}
+                (sent,) = self.push([name], task, to_records(down, about), str(number))
+                asked[sent] = name
+        for sent, reply in self.replies(asked, self.round_timeout):
+            name = asked[sent]
+            answer = self.read(task, messages[name], reply)
+            if isinstance(answer, Failure):
+                problems[name] = answer.reason
+            else:
+                (spool / str(self.nodes[name])).write_bytes(payload.to_bytes(answer))
+        return problems
+
+    def push(self, names: Iterable[str], kind: str, content: RecordDict, group: str) -> list[str]:
+        messages = [Message(content, dst_node_id=self.nodes[n], message_type=kind, group_id=group) for n in names]
+        return list(self.grid.push_messages(messages))
+
+    def replies(self, asked: Mapping[str, str], timeout: float) -> Iterator[tuple[str, Message | None]]:
+        """Each answer as it comes; None for those that do not come in time, or whose site has gone."""
+        waiting, end = set(asked), time.monotonic() + timeout
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                yield reply.metadata.reply_to_message_id, reply
+            if waiting and time.monotonic() > end:
+                for sent in waiting:
+                    yield sent, None
+                return
+            if waiting:
+                time.sleep(PAUSE)
+
+    def read(self, task: Task, down: Payload, reply: Message | None) -> Payload | Failure:
+        """An answer that may be used, or what is wrong with it."""
+        if reply is None:
+            return Failure(f"did not answer in {self.round_timeout:g} s")
+        if reply.has_error():
+            return Failure(f"did not answer (Flower's error {reply.error.code})")
+        try:
+            up, about = from_records(reply.content)
+        except ValueError as problem:
+            return Failure(f"sent something that cannot be read: {problem}")
+        if "code" in about:
+            return Failure(f"{about['code']}: {about['text']}")
+        if about.get("run") != self.run or about.get("round") != down.scalars["round"]:
+            return Failure(f"answered for round {about.get('round')} of run {about.get('run')}")
+        wanted = up_of(self.net, down, int(down.scalars["round"])) if task == "train" else Payload()
+        wrong = difference(up, wanted)
+        if wrong is None and task == "train" and not float(up.scalars.get("examples", 0)) > 0:
+            wrong = "it does not say on how many images it trained"
+        return up if wrong is None else Failure(f"sent something unexpected: {wrong}")
+
+    # Who is there.
+
+    def meet(self) -> None:
+        """Ask nodes that are new who they are. One that does not fit is named and left out."""
+        new = [n for n in self.grid.get_node_ids() if n not in self.nodes.values() and n not in self.strangers]
+        for name, about in self.introductions(new):
+            old = self.nodes.get(name)
+            if old is not None and old in set(self.grid.get_node_ids()):
+                raise UserError(
+                    f"two sites call themselves {name!r} (nodes {old} and {about['node']}): give each its own site= in "
+                    "--node-config"
+                )
+            self.nodes[name] = about["node"]
+            self.roster[name] = Holding(about["train"], about["test"], about["classes"])
+            self.tests[name] = about["test"]
+            log.info("site %s is here, node %d, %d + %d images", name, about["node"], about["train"], about["test"])
+
+    def introductions(self, nodes: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+        if not nodes:
+            return
+        hello = to_records(Payload(), {"run": self.run})
+        messages = [Message(hello, dst_node_id=n, message_type="query.hello", group_id="hello") for n in nodes]
+        asked = dict(zip(self.grid.push_messages(messages), map(str, nodes), strict=True))
+        ours = fingerprints(self.experiment, self.net, self.federation.classes)
+        for sent, reply in self.replies(asked, self.round_timeout):
+            node = int(asked[sent])
+            about = {} if reply is None or reply.has_error() else from_records(reply.content)[1]
+            name = str(about.get("site", f"node {node}"))
+            if not about:
+                log.warning("node %d did not say who it is; it will be asked again", node)
+                continue
+            if "code" in about:
+                self.turn_away(node, f"site {name} does not take part: {about['text']}")
+            elif name not in self.federation.sites:
+                self.turn_away(node, f"site {name!r} is not one of {', '.join(self.federation.sites)}")
+            elif parts := differing(ours, json.loads(about["prints"])):
+                self.turn_away(node, f"site {name} differs from the server in its {' and '.join(parts)}")
+            else:
+                yield name, {**about, "node": node}
+
+    def turn_away(self, node: int, why: str) -> None:
+        """Before the first round a site that does not fit ends the run; later it is only left out."""
+        self.strangers.add(node)
+        if not self.trained:
+            raise UserError(f"{why}. Nothing was trained; set it right and start again")
+        log.warning("%s", why)
+
+    def gather(self, timeout: float) -> None:
+        """Wait for all sites, or after a while for enough of them."""
+        end = time.monotonic() + timeout
+        while True:
+            self.meet()
+            missing = [name for name in self.federation.sites if name not in self.nodes]
+            if not missing:
+                return
+            if time.monotonic() > end:
+                if len(self.nodes) >= self.min_sites:
+                    log.warning("starting without %s", ", ".join(missing))
+                    return
+                raise UserError(
+                    f"{len(self.nodes)} of {len(self.federation.sites)} sites came in {timeout:g} s, at least "
+                    f"{self.min_sites} are needed; missing: {', '.join(missing)}. Are their SuperNodes running?"
+                )
+            time.sleep(PAUSE)
+
+    def wait_for(self, count: int) -> None:
+        """Until so many of our sites are connected; says so once a minute."""
+        told = 0.0
+        while True:
+            self.meet()
+            online = set(self.grid.get_node_ids())
+            here = [name for name, node in self.nodes.items() if node in online]
+            if len(here) >= count:
+                return
+            if time.monotonic() > told + 60:
+                told = time.monotonic()
+                log.warning("waiting for %d sites; here: %s", count, ", ".join(here) or "nobody")
+            time.sleep(PAUSE)
+
+
+def said(problems: Mapping[str, str]) -> str:
+    return "; ".join(f"{name} {problem}" for name, problem in problems.items())
+
+
+# The apps.
+
+
+def read_app(folder: Path, data_dir: str | None = None) -> tuple[Experiment, Federation]:
+    """experiment.toml and federation.toml of a Flower app that `fedvit flower` wrote."""
+    agreed = tomllib.loads((folder / "federation.toml").read_text())
+    federation = Federation(tuple(agreed["sites"]), tuple(agreed["classes"]))
+    tables = config.read(folder / "experiment.toml")
+    if data_dir:
+        tables["data"]["dir"] = data_dir
+    return config.resolve(tables, federation.sites), federation
+
+
+def server_app(folder: Path) -> ServerApp:
+    """The app of a SuperLink: the rounds. What differs from start to start is in its run-config."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        told = context.run_config
+        out = Path(str(told["out"]))
+        with telling(out):
+            experiment, federation = read_app(folder, str(told["data-dir"]))
+            net = make_net(experiment, len(federation.classes), torch.device("cpu"))
+            resume = bool(told["resume"])
+            run = run_name(out, resume=resume)
+            least = int(told["min-sites"]) or len(federation.sites)
+            sites = Sites(grid, experiment, federation, net, run, float(told["round-timeout"]), least)
+            for _ in serve(sites, experiment, net, federation, out, run, float(told["start-timeout"]), resume=resume):
+                pass
+
+    return app
+
+
+def client_app(folder: Path) -> ClientApp:
+    """The app of a SuperNode; its --node-config says which site it is."""
+    app = ClientApp()
+
+    @app.query("hello")
+    def hello(message: Message, context: Context) -> Message:
+        return answered(folder, message, context, "hello")
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answered(folder, message, context, "train")
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return answered(folder, message, context, "evaluate")
+
+    return app
+
+
+def answered(folder: Path, message: Message, context: Context, task: str) -> Message:
+    """A reply, whatever happens: Flower's own would carry the words of an exception."""
+    told = {key: str(value) for key, value in context.node_config.items()}
+    name = told.get("site", "")
+    if not name or not told.get("state"):
+        found: Any = Refusal("mistake", "--node-config must give site= and state=")
+    else:
+        state = Path(told["state"])
+        found = guarded(state, name, task, lambda: answer(folder, told, message.content, task))
+    if isinstance(found, Refusal):
+        found = to_records(Payload(), {"code": found.code, "text": found.text, "site": name})
+    return Message(found, reply_to=message)
+
+
+def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str) -> RecordDict:
+    """A site's answer to one message."""
+    content, about = from_records(records)
+    experiment, federation = read_app(folder, told.get("data-dir"))
+    own, rules = told.get("data"), told.get("policy")
+    site = Site(
+        experiment,
+        federation,
+        told["site"],
+        Path(told["state"]),
+        folder=Path(own) if own else None,
+        policy=read_policy(Path(rules) if rules else None),
+    )
+    if task == "hello":
+        found = site.hello()
+        return to_records(Payload(), {**found, "prints": json.dumps(found["prints"])})
+    work = site.train if task == "train" else site.evaluate
+    up = work(str(about["run"]), int(about["continues"]), content)
+    return to_records(up, {"run": about["run"], "round": content.scalars["round"]})

@@ -1,0 +1,432 @@
+"""Sites behind Flower's messages: the same bits as in one process, and nothing leaves that may not."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from PIL import Image
+from safetensors.torch import load_file
+
+import fedvit
+from fedvit import config, site
+from fedvit.errors import UserError
+from fedvit.experiment import Run
+from fedvit.methods import METHODS
+from fedvit.payload import Payload
+from fedvit.site_state import SiteState
+from fedvit.store import Store, memory_to_bytes
+from fedvit.transport.flower import ABOUT, GROUP, from_array, from_records, to_array, to_records
+from tests.conftest import finish, tiny
+from tests.grid import Federated
+
+THREE = {"clients": 3, "samples": 120}
+LEFT_OUT = {"centralized", "fedfed"}  # one pools all images, the other sends what is left of them
+METHODS_OVER_SITES = [name for name, plan in METHODS.items() if plan().split is None and name not in LEFT_OUT]
+
+
+def server_files(folder: Path) -> dict[str, bytes]:
+    """The server's weights after the last round, and what the clients scored."""
+    weights = max((folder / "checkpoint").glob("server-*.safetensors"))
+    return {weights.name: weights.read_bytes(), "clients.csv": (folder / "clients.csv").read_bytes()}
+
+
+def memories(folder: Path) -> dict[str, bytes]:
+    """Every client's memory after a run in one process."""
+    store = Store(folder / "checkpoint", in_ram=False)
+    newest = max((folder / "checkpoint").glob("manifest-*.json"))
+    store.versions = json.loads(newest.read_text())["clients"]
+    return {name: memory_to_bytes(store.get(name)) for name in store.versions}
+
+
+def states(federated: Federated) -> dict[str, bytes]:
+    """The newest state of every site that has one."""
+    (run,) = {path.name for path in federated.folder.glob("sites/*/states/*")}
+    kept = {
+        name: memory_to_bytes(SiteState(federated.state_of(name) / "states").get(run, 10**6))
+        for name in federated.federation.sites
+    }
+    return {name: blob for name, blob in kept.items() if blob != memory_to_bytes({})}
+
+
+@pytest.mark.parametrize("label", [*METHODS_OVER_SITES, "fedper+bias", "fedavg+adapter"])
+def test_sites_end_with_the_bits_of_one_process_and_keep_their_own(label: str, tmp_path: Path) -> None:
+    experiment = tiny(label, {"cd2_pfed": {"ramp": 2}}.get(label), **THREE)
+    alone = finish(experiment, tmp_path / "alone")
+    federated = Federated(experiment, tmp_path)
+    federated.finish()
+    assert server_files(federated.out) == server_files(alone)
+    assert states(federated) == memories(alone)
+    lines = Run(federated.out).rounds
+    assert [line["nbytes_up"] for line in lines] == [line["nbytes_up"] for line in Run(alone).rounds]
+
+    # The ledger is the sum of the bytes that were sent, and no personal value was among them.
+    kinds = {"down": ("train", False), "up": ("train", True)}
+    for way, (kind, is_reply) in kinds.items():
+        sent = [
+            len(array.data)
+            for message in federated.wires.crossed
+            if message.metadata.message_type == kind and bool(message.metadata.reply_to_message_id) is is_reply
+            for record in message.content.array_records.values()
+            for array in record.values()
+        ]
+        assert sum(sent) == Run(federated.out).summary["nbytes_run"][way]
+    private = {
+        tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        for path in federated.folder.glob("sites/*/states/*/*.safetensors")
+        for key, tensor in load_file(path).items()
+        if key.split("/")[0] in ("personal", "own") and tensor.numel() > 4 and label != "cd2_pfed"
+    }
+    crossed = {
+        a.data for content in federated.wires.contents() for r in content.array_records.values() for a in r.values()
+    }
+    moved = private - initial_values(federated)
+    assert not moved & crossed
+    trained = [
+        m for m in federated.wires.crossed if m.metadata.message_type == "train" and not m.metadata.reply_to_message_id
+    ]
+    assert len(trained) == sum(len(line["cohort"]) for line in lines)
+
+
+def initial_values(federated: Federated) -> set[bytes]:
+    """Values that everybody knows: the weights before round 1, and plain zeros."""
+    from fedvit.transport.flower import read_app
+    from fedvit.worker import make_net
+
+    experiment, federation = read_app(federated.folder / "app" / "fedvit_app")
+    net = make_net(experiment, len(federation.classes), torch.device("cpu"))
+    known = {t.contiguous().view(torch.uint8).numpy().tobytes() for t in net.initial.values()}
+    return known | {bytes(len(value)) for value in known}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4),
+        torch.randn(2, 2).bfloat16(),
+        torch.tensor(7),
+        torch.zeros(0, 3),
+        torch.tensor([True, False]),
+        torch.arange(5, dtype=torch.int8),
+        torch.randn(4, 6).t(),
+    ],
+)
+def test_a_tensor_crosses_as_its_bytes(tensor: torch.Tensor) -> None:
+    array = to_array(tensor)
+    assert len(array.data) == tensor.numel() * tensor.element_size()
+    back = from_array(array)
+    assert back.dtype == tensor.dtype
+    assert torch.equal(back, tensor)
+
+
+def test_an_array_that_is_not_raw_bytes_is_not_read() -> None:
+    with pytest.raises(ValueError, match="written as"):
+        from_records(RecordDict({GROUP + "shared": ArrayRecord([np.zeros(3)])}))
+
+
+# A history.
+
+
+def test_a_server_killed_after_the_replies_came_in_ends_with_the_same_bits(tmp_path: Path) -> None:
+    experiment = tiny("fedper", **THREE, rounds=3)
+    whole = Federated(experiment, tmp_path / "whole")
+    whole.finish()
+    killed = Federated(experiment, tmp_path / "killed")
+    steps = killed.rounds()
+    next(steps)
+    answered = []
+
+    def die(name: str, reply: Message) -> Message:
+        if reply.metadata.message_type == "train":
+            answered.append(name)
+        if len(answered) == experiment.train.cohort:
+            raise MemoryError
+        return reply
+
+    killed.wires.meddle = die
+    with pytest.raises(MemoryError):
+        next(steps)
+    assert len(answered) == experiment.train.cohort, "all sites have trained round 2"
+    killed.wires.meddle = lambda name, reply: reply
+    killed.finish(resume=True)
+    assert server_files(killed.out) == server_files(whole.out)
+    assert states(killed) == states(whole)
+
+
+def test_a_site_continues_from_the_last_round_that_counted(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedper", **THREE, rounds=3, cohort=3), tmp_path)
+    lost = "1"
+    federated.wires.meddle = lambda name, reply: (
+        None if name == lost and (reply.metadata.message_type, reply.metadata.group_id) == ("train", "2") else reply
+    )
+    federated.finish()
+    lines = Run(federated.out).rounds
+    assert [line["failed"] for line in lines] == [[], [lost], []]
+    continued = {
+        (m.content[ABOUT]["continues"], m.metadata.group_id)
+        for m in federated.wires.crossed
+        if m.metadata.message_type == "train" and m.metadata.dst_node_id == 101
+    }
+    assert continued == {(0, "1"), (1, "2"), (1, "3")}
+
+
+# Faults.
+
+
+def other_shape(records: RecordDict) -> None:
+    record = records[GROUP + "shared"]
+    name = next(iter(record))
+    record[name] = to_array(torch.zeros(2, 2))
+
+
+def not_a_number(records: RecordDict) -> None:
+    record = records[GROUP + "shared"]
+    name = next(iter(record))
+    record[name] = to_array(torch.full_like(from_array(record[name]), torch.nan))
+
+
+def another_round(records: RecordDict) -> None:
+    records[ABOUT]["round"] = 7
+
+
+def more_groups(records: RecordDict) -> None:
+    records[GROUP + "extra"] = ArrayRecord({"x": to_array(torch.zeros(1))})
+
+
+def fewer_names(records: RecordDict) -> None:
+    record = records[GROUP + "shared"]
+    del record[next(iter(record))]
+
+
+def other_records(records: RecordDict) -> None:
+    records["arrays"] = ArrayRecord([np.zeros(3)])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (other_shape, "expected torch.float32"),
+        (not_a_number, "not numbers"),
+        (another_round, "answered for round 7"),
+        (more_groups, "groups"),
+        (fewer_names, "is missing"),
+        (other_records, "cannot be read"),
+    ],
+)
+def test_garbage_is_a_failure_of_its_round(spoil, said: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    federated = Federated(tiny("fedper", **THREE, cohort=3), tmp_path)
+
+    def meddle(name: str, reply: Message) -> Message:
+        if name == "2" and reply.metadata.message_type == "train":
+            spoil(reply.content)
+        return reply
+
+    federated.wires.meddle = meddle
+    federated.finish()
+    assert [line["failed"] for line in Run(federated.out).rounds] == [["2"], ["2"]]
+    assert said in (federated.out / "log.txt").read_text()
+    assert [row["rounds_trained"] for row in Run(federated.out).clients] == [2, 2, 0]
+
+
+def test_a_site_that_is_away_is_named_and_may_come_back(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedper", **THREE, cohort=3, rounds=3), tmp_path)
+    steps = federated.rounds(min_sites=2)
+    next(steps)
+    gone = federated.wires.nodes.pop(102)
+    assert next(steps).row["failed"] == ["2"]
+    assert [row["client"] for row in Run(federated.out).clients] == ["0", "1"]
+    federated.wires.nodes[555] = gone  # without keys a node that restarts has another number
+    last = next(steps)
+    assert last.row["failed"] == []
+    assert [row["rounds_trained"] for row in Run(federated.out).clients] == [3, 3, 2]
+
+
+def test_too_few_sites_stop_the_run_and_lose_nothing(tmp_path: Path) -> None:
+    experiment = tiny("fedper", **THREE, cohort=3)
+    whole = Federated(experiment, tmp_path / "whole")
+    whole.finish()
+    federated = Federated(experiment, tmp_path / "stopped")
+    steps = federated.rounds(min_sites=3)
+    next(steps)
+    federated.wires.meddle = lambda name, reply: None if name == "0" else reply
+    with pytest.raises(UserError, match="fewer than 3 sites answered, 3 times over: 0 did not answer"):
+        next(steps)
+    federated.wires.meddle = lambda name, reply: reply
+    federated.finish(resume=True, min_sites=3)
+    assert server_files(federated.out) == server_files(whole.out)
+
+
+# Who may take part.
+
+
+def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    federated.wires.nodes[999] = dict(federated.wires.nodes[100])
+    with pytest.raises(UserError, match="two sites call themselves '0'"):
+        federated.finish()
+    assert not (federated.out / "run.toml").exists()
+
+
+def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    federated.wires.nodes[999] = {"site": "stranger", "state": str(tmp_path / "stranger")}
+    with pytest.raises(UserError, match="site stranger does not take part"):
+        federated.finish()
+
+
+@pytest.mark.parametrize("part", ["weights", "class list", "settings", "fedvit version", "input statistics", "model"])
+def test_a_site_that_differs_is_refused_by_name(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    right = site.fingerprints
+
+    def wrong(experiment, net, classes):  # type: ignore[no-untyped-def]
+        return {**right(experiment, net, classes), part: "other"}
+
+    monkeypatch.setattr(site, "fingerprints", wrong)  # the sites' own; the server has its own name for it
+    with pytest.raises(UserError, match=f"site 0 differs from the server in its {part}\\. Nothing was trained"):
+        federated.finish()
+
+
+def test_fingerprints_tell_parts_apart() -> None:
+    from fedvit.worker import make_net
+
+    def prints(classes: tuple[str, ...] = ("a", "b"), **flags: object) -> dict[str, str]:
+        experiment = tiny("fedavg", **flags)
+        return site.fingerprints(experiment, make_net(experiment, 2, torch.device("cpu")), classes)
+
+    base = prints()
+    assert site.differing(base, prints()) == []
+    assert site.differing(base, prints(("a", "c"))) == ["class list"]
+    assert site.differing(base, prints(seed=1)) == ["settings", "weights"]
+    assert site.differing(base, prints(lr=0.5)) == ["settings"]
+    assert "model" in site.differing(base, prints(model="resnet18", patch_size=None))
+
+
+def test_too_few_sites_at_the_start_are_named(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    del federated.wires.nodes[101]
+    with pytest.raises(UserError, match="2 of 3 sites came in 1 s, at least 3 are needed; missing: 1"):
+        federated.finish(min_sites=3)
+
+
+# A site's rules.
+
+
+def with_policy(tmp_path: Path, text: str, label: str = "fedper") -> Federated:
+    rules = tmp_path / "policy.toml"
+    rules.write_text(text)
+    return Federated(tiny(label, **THREE), tmp_path, policy=str(rules))
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "said"),
+    [
+        ('methods = ["fedavg"]', "fedper", "the policy allows fedavg, and this is fedper"),
+        ('groups = ["shared"]', "scaffold", "does not let the group control leave"),
+        ("largest_message_mb = 0.001", "fedavg", "lets 0.001 MB leave in one message"),
+        ("largest_epsilon = 8", "fedavg", "demands epsilon 8 or less, and this run has no privacy bound"),
+    ],
+)
+def test_a_site_refuses_before_the_first_round(text: str, label: str, said: str, tmp_path: Path) -> None:
+    federated = with_policy(tmp_path, text, label)
+    with pytest.raises(UserError, match=said):
+        federated.finish()
+    assert not (federated.out / "run.toml").exists()
+    assert said in (federated.state_of("0") / "log.txt").read_text()
+    assert not list(federated.folder.glob("sites/*/states/*/*"))
+
+
+def test_a_site_may_keep_its_class_counts(tmp_path: Path) -> None:
+    federated = with_policy(tmp_path, "class_counts = false", "fedavg")
+    federated.finish()
+    numbers = {key for content in federated.wires.contents() for key in content.metric_records.get("numbers", {})}
+    assert "personal_accuracy" in numbers
+    assert not [key for key in numbers if "confusion" in key]
+    assert "server" not in Run(federated.out).summary["views"]
+
+
+@pytest.mark.parametrize("text", ["groups = 3", "method = ['fedavg']", "not toml"])
+def test_a_policy_that_cannot_be_read_lets_nothing_happen(text: str, tmp_path: Path) -> None:
+    federated = with_policy(tmp_path, text)
+    with pytest.raises(UserError, match="a file or setting at the site is not as expected"):
+        federated.finish()
+    assert "policy.toml" in (federated.state_of("0") / "log.txt").read_text()
+
+
+def test_what_goes_wrong_at_a_site_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
+
+    def fail(self: object, *more: object) -> None:
+        raise RuntimeError("a secret path")
+
+    steps = federated.rounds(min_sites=0)
+    next(steps)
+    monkeypatch.setattr(site.Site, "train", fail)
+    next(steps)
+    assert Run(federated.out).rounds[-1]["failed"] == ["0", "1", "2"]
+    assert "a secret path" in (federated.state_of("1") / "log.txt").read_text()
+    assert "a secret path" not in (federated.out / "log.txt").read_text()
+    assert not any("secret" in str(dict(r)) for c in federated.wires.contents() for r in c.config_records.values())
+
+
+def test_a_message_that_is_not_the_agreed_one_is_refused_at_the_site(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    federated.finish()
+    wires = federated.wires
+    content = to_records(Payload({"shared": {"head.bias": torch.zeros(3)}}, {"round": 3}), {"run": "x", "continues": 0})
+    wires.push_messages([Message(content, dst_node_id=100, message_type="train", group_id="3")])
+    about = wires.crossed[-1].content[ABOUT]
+    assert about["code"] == "refused"
+    assert "not what was agreed: group shared" in about["text"]
+
+
+# Real sites.
+
+
+@pytest.fixture
+def sites_folder(tmp_path: Path) -> Path:
+    """Two hospitals with a folder each, small noisy images of two brightnesses."""
+    rng = np.random.default_rng(0)
+    for name, count in (("north", 14), ("south", 10)):
+        for label, bright in (("ill", 150), ("well", 60)):
+            folder = tmp_path / "all" / name / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = np.clip(rng.normal(bright, 30, (16, 16, 3)), 0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return tmp_path / "all"
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedala"])  # fedala looks at the images again before it predicts
+def test_sites_with_folders_of_their_own_end_as_one_process_with_all_of_them(
+    method: str, sites_folder: Path, tmp_path: Path
+) -> None:
+    from fedvit.flower_app import for_sites, write_app
+    from tests.grid import Wires
+
+    flags = {"method": method, "rounds": 2, "epochs": 1, "image_size": 16, "patch_size": 4}
+    cache = {"data.cache": str(tmp_path / "cache")}
+    alone = finish(config.load(None, cache, {**flags, "data": str(sites_folder)}), tmp_path / "alone")
+
+    experiment, federation = for_sites(config.load(None, None, flags), ["south", "north"], ["ill", "well"])
+    federated = Federated.__new__(Federated)
+    federated.federation, federated.folder, federated.out = federation, tmp_path, tmp_path / "out"
+    write_app(tmp_path / "app", experiment, federation, "unused")
+    nodes = {
+        100 + n: {"site": name, "state": str(tmp_path / "sites" / name), "data": str(sites_folder / name)}
+        for n, name in enumerate(federation.sites)
+    }
+    federated.wires = Wires(tmp_path / "app", nodes)
+    federated.finish(min_sites=2)
+    assert server_files(federated.out) == server_files(alone)
+    assert states(federated) == memories(alone)
+
+    # The site takes its model home from its own folder; the server has none to give.
+    (own,) = (federated.state_of("north") / "runs").iterdir()
+    mine, wanted = fedvit.load_run(own).model("north"), fedvit.load_run(alone).model("north")
+    assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), wanted.parameters(), strict=True))
+    assert mine.description.classes == ["ill", "well"]
+    with pytest.raises(UserError, match="at the site"):
+        fedvit.load_run(federated.out).model("north")
