@@ -4,19 +4,22 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-network check format bench clean
 
 demo: $(STAMP)
 	$(BIN)/fedvit compare local fedavg fedper fedperfix
 
 test: $(STAMP)
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --ignore tests/network
+
+test-network: $(STAMP)
+	$(BIN)/pytest tests/network
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --ignore tests/network
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -26,6 +26,7 @@ from fedvit.data.partition import Split
 from fedvit.errors import UserError
 from fedvit.experiment import Run, class_counts, load_data
 from fedvit.ledger import Ledger
+from fedvit.ram import free_ram
 from fedvit.rounds import Round
 from fedvit.serving import check_servable
 from fedvit.settings import Experiment
@@ -39,7 +40,9 @@ QUIET = {  # nothing calls home, unless the user has said otherwise
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 PROFILE = "fedvit"
+INSECURE = ("--insecure",)  # on loopback nobody listens
 SECONDS_BETWEEN_QUESTIONS = 20.0
+ONE_PROCESS = 10**9  # bytes, with torch and a small ViT
 APP = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -65,6 +68,7 @@ out = {out}  # the run's folder at the server
 resume = false  # continue the run in that folder
 min-sites = 0  # go on with so many; 0: all
 round-timeout = 3600.0  # seconds until a site that does not answer is left out of a round
+at-once = 0  # sites that are asked at the same time; 0: all
 start-timeout = 600.0  # seconds to wait for all sites before the first round
 data-dir = ""  # folder of pre-trained weights at the server; default: $FEDVIT_DATA
 """
@@ -142,15 +146,23 @@ def for_trial(experiment: Experiment) -> tuple[Experiment, Federation, Dataset, 
 
 @dataclass(frozen=True)
 class Trial:
-    """Where a trial keeps its things: all below the run's folder."""
+    """Where a trial keeps its things, all below one folder, and how its processes find each other."""
 
     folder: Path
     port: int
+    host: str = "127.0.0.1"
+    inside: tuple[str, ...] = ()  # what a command is started with, such as ip netns exec NAME
 
     @property
     def home(self) -> Path:
         """Flower's own folder."""
         return self.folder / "flower"
+
+    def write_profile(self, connection: Mapping[str, Any]) -> None:
+        """Tell Flower's commands which SuperLink is meant."""
+        profile = {"address": f"{self.host}:{self.port}", **connection}
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": PROFILE, PROFILE: profile}}))
 
     def environment(self) -> dict[str, str]:
         own = {**QUIET, **os.environ, "FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
@@ -170,10 +182,10 @@ def run_trial(
     folder.mkdir(parents=True, exist_ok=True)
     trial = Trial(folder, free_port())
     shutil.rmtree(trial.home, ignore_errors=True)
+    (folder / "error.txt").unlink(missing_ok=True)
     app = trial.home / "app"
     write_app(app, experiment, federation, str(folder))
-    profile = {"address": f"127.0.0.1:{trial.port}", "insecure": True}
-    (trial.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": PROFILE, PROFILE: profile}}))
+    trial.write_profile({"insecure": True})
     data_dir = str(experiment.data.folder.resolve()) if experiment.data.folder else ""
     with ExitStack() as stack:
         stack.enter_context(ending_on_sigterm())
@@ -181,11 +193,19 @@ def run_trial(
         for name in federation.sites:
             told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
             stack.enter_context(supernode(trial, name, told))
-        start = {"resume": resume, "min-sites": min_sites, "round-timeout": round_timeout, "data-dir": data_dir}
+        start = {
+            "resume": resume, "min-sites": min_sites, "round-timeout": round_timeout, "data-dir": data_dir,
+            "at-once": at_once(len(federation.sites)),
+        }  # fmt: skip
         number = submit(trial, app, start)
         yield from followed(trial, folder, number, 0 if not resume else len(Run(folder).rounds))
     counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
     results.write_json(folder / "split.json", {**split.to_json(), **counts, "network": True})
+
+
+def at_once(sites: int) -> int:
+    """How many clients of a trial may work at the same time: each is a process with a model of its own."""
+    return max(1, min(sites, 2 * (os.cpu_count() or 1), free_ram() // (2 * ONE_PROCESS)))
 
 
 @contextmanager
@@ -211,7 +231,7 @@ def submit(trial: Trial, app: Path, told: Mapping[str, Any]) -> str:
     end = time.monotonic() + 60
     while True:  # the SuperLink may need a moment before it listens
         done = subprocess.run(
-            ["flwr", "run", str(app), PROFILE, "--run-config", words, "--format", "json"],
+            [*trial.inside, "flwr", "run", str(app), PROFILE, "--run-config", words, "--format", "json"],
             env=trial.environment(), capture_output=True, text=True, check=False,
         )  # fmt: skip
         try:
@@ -252,7 +272,7 @@ def followed(trial: Trial, folder: Path, number: str, done: int) -> Iterator[Rou
 def is_over(trial: Trial, number: str) -> bool:
     """Whether the run is over, by Flower's word."""
     done = subprocess.run(
-        ["flwr", "list", PROFILE, "--run-id", number, "--format", "json"],
+        [*trial.inside, "flwr", "list", PROFILE, "--run-id", number, "--format", "json"],
         env=trial.environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
     try:
@@ -263,18 +283,18 @@ def is_over(trial: Trial, number: str) -> bool:
 
 
 @contextmanager
-def superlink(trial: Trial, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-    words = ["flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(trial.port)]
-    words += ["--disable-runtime-dependency-installation", "--database", str(trial.home / "state.db"), *more]
+def superlink(trial: Trial, *security: str) -> Iterator[subprocess.Popen[bytes]]:
+    words = ["flower-superlink", "--host", trial.host, "--port", str(trial.port), *(security or INSECURE)]
+    words += ["--disable-runtime-dependency-installation", "--database", str(trial.home / "state.db")]
     with daemon(words, trial, "superlink") as process:
         yield process
 
 
 @contextmanager
-def supernode(trial: Trial, name: str, told: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    config_words = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items() if value)
-    words = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{trial.port}", "--host", "127.0.0.1"]
-    words += ["--port", str(free_port()), "--node-config", config_words]
+def supernode(trial: Trial, name: str, told: Mapping[str, str], *security: str) -> Iterator[subprocess.Popen[bytes]]:
+    settings = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items() if value)
+    words = ["flower-supernode", "--superlink", f"{trial.host}:{trial.port}", *(security or INSECURE)]
+    words += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", settings]
     with daemon(words, trial, f"supernode-{quote(name, safe='')}") as process:
         yield process
 
@@ -285,7 +305,7 @@ def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess
     trial.home.mkdir(parents=True, exist_ok=True)
     with (trial.home / f"{name}.log").open("ab") as stream:
         process = subprocess.Popen(
-            list(words), env=trial.environment(), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
+            [*trial.inside, *words], env=trial.environment(), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
     try:

@@ -9,10 +9,10 @@ import logging
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -42,6 +42,7 @@ TYPES = {
                  torch.int32, torch.int64, torch.bool)
 }  # fmt: skip
 LEAST_TRIES, PAUSE = 3, 0.5
+T = TypeVar("T")
 
 
 # Payloads as records.
@@ -106,6 +107,7 @@ class Sites:
     run: str  # names this run at the sites, also when it is resumed
     round_timeout: float
     min_sites: int
+    at_once: int = 0  # questions that are out at the same time; 0: to all sites
     trained: dict[str, int] = field(default_factory=dict)  # the last round whose training of a site counted
     pending: list[str] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=dict)  # by site
@@ -146,21 +148,22 @@ class Sites:
     def collect(self, task: Task, messages: Mapping[str, Payload], spool: Path) -> dict[str, str]:
         """Ask all, write good answers to the spool, and say what is wrong with the others."""
         problems: dict[str, str] = {}
-        asked: dict[str, str] = {}  # message id -> site
         self.meet()
         online = set(self.grid.get_node_ids())
-        for name, down in messages.items():
-            number = int(down.scalars["round"])
-            if task == "train" and drops_out(self.experiment, name, number):
-                problems[name] = "dropped out (train.dropout)"
-            elif self.nodes.get(name) not in online:
-                problems[name] = "is not connected"
-            else:
-                about = {"run": self.run, "continues": self.trained.get(name, 0)}
-                (sent,) = self.push([name], task, to_records(down, about), str(number))
-                asked[sent] = name
-        for sent, reply in self.replies(asked, self.round_timeout):
-            name = asked[sent]
+
+        def questions() -> Iterator[tuple[str, Message]]:
+            for name, down in messages.items():
+                number = int(down.scalars["round"])
+                if task == "train" and drops_out(self.experiment, name, number):
+                    problems[name] = "dropped out (train.dropout)"
+                elif self.nodes.get(name) not in online:
+                    problems[name] = "is not connected"
+                else:
+                    content = to_records(down, {"run": self.run, "continues": self.trained.get(name, 0)})
+                    node = self.nodes[name]
+                    yield name, Message(content, dst_node_id=node, message_type=task, group_id=str(number))
+
+        for name, reply in self.replies(questions()):
             answer = self.read(task, messages[name], reply)
             if isinstance(answer, Failure):
                 problems[name] = answer.reason
@@ -168,22 +171,24 @@ class Sites:
                 (spool / str(self.nodes[name])).write_bytes(payload.to_bytes(answer))
         return problems
 
-    def push(self, names: Iterable[str], kind: str, content: RecordDict, group: str) -> list[str]:
-        messages = [Message(content, dst_node_id=self.nodes[n], message_type=kind, group_id=group) for n in names]
-        return list(self.grid.push_messages(messages))
-
-    def replies(self, asked: Mapping[str, str], timeout: float) -> Iterator[tuple[str, Message | None]]:
-        """Each answer as it comes; None for those that do not come in time, or whose site has gone."""
-        waiting, end = set(asked), time.monotonic() + timeout
-        while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                yield reply.metadata.reply_to_message_id, reply
-            if waiting and time.monotonic() > end:
-                for sent in waiting:
-                    yield sent, None
+    def replies(self, questions: Iterator[tuple[T, Message]]) -> Iterator[tuple[T, Message | None]]:
+        """Each answer as it comes; None for one that does not come in time. Few questions are out at once."""
+        out: dict[str, tuple[T, float]] = {}
+        exhausted = False
+        while True:
+            while not exhausted and len(out) < (self.at_once or len(self.federation.sites)):
+                found = next(questions, None)
+                exhausted = found is None
+                if found is not None:
+                    (number,) = self.grid.push_messages([found[1]])
+                    out[number] = found[0], time.monotonic() + self.round_timeout
+            if not out:
                 return
-            if waiting:
+            for reply in self.grid.pull_messages(list(out)):
+                yield out.pop(reply.metadata.reply_to_message_id)[0], reply
+            for number in [number for number, (_, end) in out.items() if time.monotonic() > end]:
+                yield out.pop(number)[0], None
+            if out:
                 time.sleep(PAUSE)
 
     def read(self, task: Task, down: Payload, reply: Message | None) -> Payload | Failure:
@@ -227,11 +232,11 @@ class Sites:
         if not nodes:
             return
         hello = to_records(Payload(), {"run": self.run})
-        messages = [Message(hello, dst_node_id=n, message_type="query.hello", group_id="hello") for n in nodes]
-        asked = dict(zip(self.grid.push_messages(messages), map(str, nodes), strict=True))
+        questions = (
+            (node, Message(hello, dst_node_id=node, message_type="query.hello", group_id="hello")) for node in nodes
+        )
         ours = fingerprints(self.experiment, self.net, self.federation.classes)
-        for sent, reply in self.replies(asked, self.round_timeout):
-            node = int(asked[sent])
+        for node, reply in self.replies(questions):
             about = {} if reply is None or reply.has_error() else from_records(reply.content)[1]
             name = str(about.get("site", f"node {node}"))
             if not about:
@@ -317,7 +322,8 @@ def server_app(folder: Path) -> ServerApp:
             resume = bool(told["resume"])
             run = run_name(out, resume=resume)
             least = int(told["min-sites"]) or len(federation.sites)
-            sites = Sites(grid, experiment, federation, net, run, float(told["round-timeout"]), least)
+            seconds, at_once = float(told["round-timeout"]), int(told["at-once"])
+            sites = Sites(grid, experiment, federation, net, run, seconds, least, at_once)
             for _ in serve(sites, experiment, net, federation, out, run, float(told["start-timeout"]), resume=resume):
                 pass
 

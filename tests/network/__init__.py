@@ -1,0 +1,1 @@
+"""Real processes on loopback: `make test-network`."""

@@ -1,0 +1,92 @@
+"""A SuperLink and SuperNodes as Flower starts them, for tests that kill and restart them."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from fedvit.experiment import Run
+from fedvit.flower_app import Trial, for_trial, free_port, submit, superlink, supernode, write_app
+from fedvit.settings import Experiment
+from fedvit.site import Federation
+
+PATIENCE = 300.0
+
+
+class Field:
+    """One SuperLink, and a SuperNode for each site, each of which may be stopped and started again."""
+
+    def __init__(self, folder: Path, sites: list[str]):
+        self.folder, self.sites = folder, sites
+        self.trial = Trial(folder, free_port())
+        self.trial.write_profile({"insecure": True})
+        self.stacks: dict[str, ExitStack] = {}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str, *security: str, **told: str) -> None:
+        """`superlink`, or a site's name with more of its --node-config."""
+        stack = ExitStack()
+        if name == "superlink":
+            process = stack.enter_context(superlink(self.trial, *security))
+        else:
+            own = {"site": name, "state": str(self.state_of(name)), **told}
+            process = stack.enter_context(supernode(self.trial, name, own, *security))
+        self.stacks[name], self.processes[name] = stack, process
+
+    def stop(self, name: str) -> None:
+        self.stacks.pop(name).close()
+
+    def kill(self, name: str) -> None:
+        """At once, with all its children."""
+        os.killpg(self.processes[name].pid, signal.SIGKILL)
+        self.stop(name)
+
+    def state_of(self, site: str) -> Path:
+        return self.folder / "sites" / site
+
+    def said(self, site: str) -> str:
+        """The site's own log."""
+        file = self.state_of(site) / "log.txt"
+        return file.read_text() if file.is_file() else ""
+
+    def submit(self, experiment: Experiment, out: Path, **told: object) -> str:
+        """Start a run whose folder is `out`."""
+        experiment, federation, _, _ = for_trial(experiment)
+        return self.submit_app(experiment, federation, out, **told)
+
+    def submit_app(self, experiment: Experiment, federation: Federation, out: Path, **told: object) -> str:
+        app = out.with_name(out.name + "-app")
+        if not app.exists():
+            write_app(app, experiment, federation, str(out))
+        return submit(self.trial, app, {key.replace("_", "-"): value for key, value in told.items()})
+
+    def finish(self, experiment: Experiment, out: Path, **told: object) -> Run:
+        self.submit(experiment, out, **told)
+        return self.wait(out)
+
+    def wait(self, out: Path) -> Run:
+        until(lambda: Run(out).finished or (out / "error.txt").is_file(), f"the end of {out.name}")
+        return Run(out)
+
+
+@contextmanager
+def field(folder: Path, sites: list[str]) -> Iterator[Field]:
+    """All started; whatever is left at the end is stopped."""
+    made = Field(folder, sites)
+    try:
+        for name in ("superlink", *sites):
+            made.start(name)
+        yield made
+    finally:
+        for name in list(made.stacks):
+            made.stop(name)
+
+
+def until(happens: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+    end = time.monotonic() + patience
+    while not happens():
+        assert time.monotonic() < end, f"{what} did not come in {patience:g} s"
+        time.sleep(0.2)

@@ -1,0 +1,124 @@
+"""Rounds over Flower with real processes: the same bits as in one process, and faults that cost one round."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedvit.experiment import Run
+from fedvit.site_state import SiteState
+from fedvit.store import memory_to_bytes
+from tests.conftest import finish, tiny
+from tests.network.field import Field, field, until
+from tests.test_sites import memories, server_files
+
+THREE = {"clients": 3, "samples": 120}
+SITES = ["0", "1", "2"]
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
+    """Processes that nobody disturbs, for one run after another."""
+    with field(tmp_path_factory.mktemp("quiet"), SITES) as made:
+        yield made
+
+
+def states(made: Field, out: Path) -> dict[str, bytes]:
+    """The newest state of every site in one run."""
+    run = json.loads((out / "network.json").read_text())["run"]
+    kept = {s: memory_to_bytes(SiteState(made.state_of(s) / "states").get(run, 10**6)) for s in made.sites}
+    return {site: blob for site, blob in kept.items() if blob != memory_to_bytes({})}
+
+
+# Roles only, memory, PEFT, a learned merge, extra groups.
+@pytest.mark.parametrize("label", ["fedperfix", "ditto", "fedper+bias", "fedala", "scaffold"])
+def test_one_method_of_each_kind_ends_with_the_same_bits(label: str, quiet: Field, tmp_path: Path) -> None:
+    experiment = tiny(label, **THREE)
+    alone, out = finish(experiment, tmp_path / "alone"), tmp_path / "out"
+    run = quiet.finish(experiment, out)
+    assert run.finished, (out / "error.txt").read_text()
+    assert server_files(out) == server_files(alone)
+    assert states(quiet, out) == memories(alone)
+    keys = ("cohort", "failed", "loss", "nbytes_down", "nbytes_up", "nbytes_evaluation")
+    assert [[row[k] for k in keys] for row in run.rounds] == [[row[k] for k in keys] for row in Run(alone).rounds]
+
+
+def test_a_policy_is_shown_at_the_server(tmp_path: Path) -> None:
+    """A site whose rules forbid the method ends the run before its first round."""
+    rules = tmp_path / "policy.toml"
+    rules.write_text('methods = ["local"]')
+    with field(tmp_path, ["0", "2"]) as made:
+        made.start("1", policy=str(rules))
+        made.finish(tiny("fedavg", **THREE), tmp_path / "out")
+        said = "the policy allows local, and this is fedavg"
+        assert f"site 1 does not take part: {said}" in (tmp_path / "out" / "error.txt").read_text()
+        assert said in made.said("1")
+
+
+def test_a_node_killed_in_mid_round_comes_back_with_its_own_state(tmp_path: Path) -> None:
+    experiment = tiny("fedper", **THREE, cohort=3, rounds=4)
+    with field(tmp_path, SITES) as made:
+        out = tmp_path / "out"
+        made.submit(experiment, out, min_sites=2, round_timeout=60.0)
+        until(lambda: len(Run(out).rounds) == 1, "round 1")
+        until(lambda: made.said("2").count("train") == 2, "round 2 at site 2")
+        made.kill("2")
+        until(lambda: len(Run(out).rounds) == 2, "round 2")
+        assert Run(out).rounds[1]["failed"] == ["2"]
+        made.start("2")
+        run = made.wait(out)
+        assert run.finished
+        assert run.rounds[-1]["failed"] == []
+        assert "2 did not answer" in (out / "log.txt").read_text() or "client 2" in (out / "log.txt").read_text()
+        kept = json.loads((out / "network.json").read_text())["run"]
+        assert sorted(SiteState(made.state_of("2") / "states").states(kept))[-1] == 4
+
+
+def test_a_server_killed_in_mid_round_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    experiment = tiny("fedper", **THREE, rounds=3)
+    alone = finish(experiment, tmp_path / "alone")
+    with field(tmp_path, SITES) as made:
+        out = tmp_path / "out"
+        made.submit(experiment, out)
+        until(lambda: len(Run(out).rounds) == 1, "round 1")
+        cohort = finish_cohort(alone, 2)
+        until(lambda: all(2 in rounds_at(made, out, site) for site in cohort), "all replies of round 2")
+        subprocess.run(["pkill", "-KILL", "-f", f"flwr-serverapp.*{made.trial.port}"], check=False)
+        made.kill("superlink")
+        made.start("superlink")
+        made.submit(experiment, out, resume=True)
+        run = made.wait(out)
+        assert run.finished
+        assert server_files(out) == server_files(alone)
+        assert states(made, out) == memories(alone)
+
+
+def finish_cohort(folder: Path, round_: int) -> list[str]:
+    return [str(name) for name in Run(folder).rounds[round_ - 1]["cohort"]]
+
+
+def rounds_at(made: Field, out: Path, site: str) -> list[int]:
+    """The rounds whose states a site has on disk."""
+    saved = out / "network.json"
+    if not saved.is_file():
+        return []
+    return list(SiteState(made.state_of(site) / "states").states(json.loads(saved.read_text())["run"]))
+
+
+def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", "fedvit.cli", "run", "--engine", "flower", "--clients", "2", "--cohort", "2"]
+    words += ["--samples", "80", "--rounds", "50", "--out", str(out)]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True)
+    until(lambda: len(Run(out).rounds) >= 1, "round 1")
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"--resume continues" in said
+    left = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False).stdout
+    assert left == ""
