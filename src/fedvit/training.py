@@ -234,7 +234,8 @@ def learns_statistics(module: nn.Module) -> bool:
 
 
 def all_finite(weights: Tree) -> bool:
-    norms = torch._foreach_norm([t for t in weights.values() if t.is_floating_point()]) if weights else ()
+    floats = [t for t in weights.values() if t.is_floating_point()]
+    norms = torch._foreach_norm(floats) if floats else ()
     return not norms or bool(torch.stack(norms).isfinite().all())
 
 
