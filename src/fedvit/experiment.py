@@ -30,7 +30,7 @@ from fedvit.ram import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.rounds import Round, evaluate, federate, reached, summarize
 from fedvit.server import Server
 from fedvit.settings import Experiment, Own
-from fedvit.split_rounds import evaluate_split, federate_split
+from fedvit.split_rounds import Here, evaluate_split, federate_split
 from fedvit.store import Store
 from fedvit.transport import Transport
 from fedvit.transport.inprocess import InProcess
@@ -177,7 +177,7 @@ def run_rounds(
         if net.plan.split is None:
             loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
         else:
-            loop = federate_split(net, server, inner, experiment, test_samples)
+            loop = federate_split(net, server, Here(net, inner), experiment, test_samples)
         sent = sum(map(track.sent_in, rows))
         show = stack.enter_context(track.tracking(experiment, folder, server.round, sent))
         for done in () if over else loop:
@@ -219,7 +219,7 @@ def started_by() -> str:
 def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:
     """A run continues on the images it began with."""
     saved = folder / "split.json"
-    if saved.is_file() and json.loads(saved.read_text())["hash"] != description["hash"]:
+    if saved.is_file() and json.loads(saved.read_text()).get("hash") != description["hash"]:
         raise UserError(
             f"the data of {folder} has changed since the run began: its images would be split differently; "
             "restore the data, or give another --out"
@@ -240,7 +240,8 @@ def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, sp
     if net.plan.split is None:
         scores = evaluate(net.plan, dict.fromkeys(split.unseen, server), transport, server.round, Ledger())
     else:
-        scores, _ = evaluate_split(net, server, transport, split.unseen, server.round)
+        here, experiment = Here(net, transport), transport.worker.experiment
+        scores, _ = evaluate_split(net, server, here, experiment, split.unseen, server.round)
     results.write_unseen(run.folder / "unseen.csv", split, scores, transport.worker.metrics)
     return summarize(scores, {name: len(split.clients[name].test) for name in split.unseen})
 
@@ -260,9 +261,12 @@ def write_clients(
         alone = {name: score["personal_accuracy"] for name, score in done.scores.items()}
     parts = worker.split.clients
     labels = worker.labels.numpy()
-    classes = {name: len(np.unique(labels[parts[name].train])) for name in worker.split.seen}
+    counts = {
+        name: (len(parts[name].train), len(parts[name].test), len(np.unique(labels[parts[name].train])))
+        for name in worker.split.seen
+    }
     trained = results.rounds_trained(rows, worker.split.seen)
-    results.write_clients(folder / "clients.csv", worker.split, classes, done.scores, trained, alone, worker.metrics)
+    results.write_clients(folder / "clients.csv", counts, done.scores, trained, alone, worker.metrics)
     results.write_confusion(folder / "confusion.json", done.scores)
 
 

@@ -71,6 +71,10 @@ def open_run(run: Run) -> Opened:
     if not saved.is_file():
         raise UserError(f"{run.folder} has no checkpoint yet: run it first")
     split, experiment = json.loads(saved.read_text()), run.experiment
+    if split.get("elsewhere"):
+        raise UserError(
+            f"{run.folder} is a server's folder: the body is here, the clients' heads, tails and images are with them"
+        )
     store = Store(run.folder / "checkpoint", in_ram=False)
     server = load_checkpoint(run.folder / "checkpoint", store, clean=False)
     if server is None:

@@ -74,14 +74,16 @@ def rounds_trained(rows: Iterable[Mapping[str, Any]], clients: Iterable[str]) ->
 
 def write_clients(
     path: Path,
-    split: Split,
-    classes: Mapping[str, int],
+    counts: Mapping[str, tuple[int, int, int]],
     scores: Scores,
     trained: Mapping[str, int],
     local: Mapping[str, float] | None,
     metrics: Sequence[str],
 ) -> None:
-    """clients.csv: one line a client; what is undefined is empty, and so are the last two columns without Local."""
+    """clients.csv: one line a client; what is undefined is empty, and so are the last two columns without Local.
+
+    `counts` are a client's training images, test images and classes.
+    """
     views = view_names(scores)
     header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
     columns = [f"{view}_{metric}" for view in views for metric in metrics]
@@ -90,12 +92,10 @@ def write_clients(
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([*header, *columns, "local_accuracy", "gain"])
         for name, score in scores.items():
-            part = split.clients[name]
             alone = local.get(name) if local is not None else None
             gain = "" if alone is None else score["personal_accuracy"] - alone
             values = [score.get(column, "") for column in columns]
-            counts = [len(part.train), len(part.test), classes[name], trained[name]]
-            writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
+            writer.writerow([name, *counts[name], trained[name], *values, "" if alone is None else alone, gain])
     partial.replace(path)
 
 

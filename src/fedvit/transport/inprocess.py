@@ -7,6 +7,7 @@ import torch
 from fedvit import randomness
 from fedvit.client import Memory
 from fedvit.payload import Failure, Payload
+from fedvit.settings import Experiment
 from fedvit.store import Store
 from fedvit.transport import Task
 from fedvit.worker import Worker
@@ -38,6 +39,10 @@ class InProcess:
         self.pending = {}
 
     def fails(self, name: str, round_: int) -> bool:
-        experiment = self.worker.experiment
-        generator = randomness.generator(experiment.run.seed, round_, name, "failure")
-        return torch.rand((), generator=generator).item() < experiment.train.dropout
+        return drops_out(self.worker.experiment, name, round_)
+
+
+def drops_out(experiment: Experiment, name: str, round_: int) -> bool:
+    """Whether `train.dropout` makes this client fail in this round."""
+    generator = randomness.generator(experiment.run.seed, round_, name, "failure")
+    return torch.rand((), generator=generator).item() < experiment.train.dropout
