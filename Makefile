@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test test-network check format bench clean
 
 demo: $(STAMP)
 	$(BIN)/fedvit compare local fedavg fedper fedperfix
 
 test: $(STAMP)
 	$(BIN)/pytest -n auto
+
+test-network: $(STAMP)
+	$(BIN)/pytest tests/network
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -292,6 +292,9 @@ class Connection:
             ("grpc.max_receive_message_length", UNLIMITED),
             ("grpc.max_send_message_length", UNLIMITED),
             ("grpc.enable_http_proxy", 0),
+            ("grpc.initial_reconnect_backoff_ms", 200),
+            ("grpc.min_reconnect_backoff_ms", 2_000),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
         )
         if identity is None:
             self.channel = grpc.insecure_channel(address, options)
