@@ -352,6 +352,7 @@ class ServerSide:
         blind = self.split.black_box
         with torch.no_grad() if blind else nullcontext():
             h, b = self.features(message, self.weights_for(message.client))
+        self.forget(message.client)
         if not blind or message.payload.scalars["last"]:
             self.pending[message.client, message.step] = h, b
         return Payload({"b": pack(b, self.split.wire)})
@@ -401,11 +402,15 @@ class ServerSide:
         """A client is lost: what it gave is forgotten."""
         for kept in (self.copies, self.gradients, self.slopes, self.ends):
             kept.pop(client, None)
-        for key in [key for key in self.pending if key[0] == client]:
-            del self.pending[key]
+        self.forget(client)
         if client in self.waiting:
             self.waiting.remove(client)
         self.fold_in_order()
+
+    def forget(self, client: str) -> None:
+        """Older steps of this client, whose gradient nobody asked for."""
+        for key in [key for key in self.pending if key[0] == client]:
+            del self.pending[key]
 
     def fold_in_order(self) -> None:
         while self.waiting and self.waiting[0] in self.finished:
