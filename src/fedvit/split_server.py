@@ -376,7 +376,7 @@ def serve(
         if not resume:
             folder.mkdir(parents=True, exist_ok=True)
             results.write_text(folder / "run.toml", toml)
-        description = {"run": run_id, "elsewhere": True, "class_names": list(class_names)}
+        description = {"run": run_id, "source": run_id, "elsewhere": True, "class_names": list(class_names)}
         results.write_json(folder / "split.json", {**description, "clients": {name: {} for name in names}})
         log_to(folder / "log.txt")
         log.info("%s %s", STARTED, started_by())

@@ -359,16 +359,15 @@ def why_no_connection(address: str, identity: Identity | None) -> tuple[str, boo
     except OSError as problem:
         return f"no server at {address} ({problem.strerror or problem}): start it, or check --server", True
     with plain:
-        if identity is None:
-            return f"the server at {address} does not take a plain connection: give --cert, --key and --ca", False
         try:
+            if identity is None:
+                if greets(plain):
+                    return f"the server at {address} does not answer", True
+                return f"the server at {address} does not take a plain connection: give --cert, --key and --ca", False
             with identity.context(server=False).wrap_socket(plain, server_hostname=host) as safe:
-                safe.settimeout(5)
-                if not safe.recv(1):  # its settings; or, instead, why it refuses our certificate
-                    return (
-                        f"the server at {address} closed the connection: its --ca did not sign our certificate",
-                        False,
-                    )
+                if greets(safe):  # or else says why it refuses our certificate
+                    return f"the server at {address} does not answer", True
+                return f"the server at {address} closed the connection: its --ca must sign our certificate", False
         except ssl.SSLCertVerificationError as problem:
             return f"the certificate of the server at {address} does not match: {problem.verify_message}", False
         except ssl.SSLError as problem:
@@ -378,4 +377,10 @@ def why_no_connection(address: str, identity: Identity | None) -> tuple[str, boo
             return text, False
         except OSError as problem:
             return f"the server at {address} broke off ({problem}): it may not accept our certificate", True
-    return f"the server at {address} does not answer", True
+
+
+def greets(connection: socket.socket) -> bool:
+    """Whether the other side answers an HTTP/2 greeting with its settings, as every gRPC server does."""
+    connection.settimeout(5)
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+    return connection.recv(9)[3:4] == b"\x04"
