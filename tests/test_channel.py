@@ -6,8 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load
 
 from fedvit import payload
@@ -16,6 +18,7 @@ from fedvit.models.cuts import Parts
 from fedvit.payload import Payload
 from fedvit.split import ClientSide, Message, ServerSide, pack
 from fedvit.split_checks import Checks, Progress
+from fedvit.split_client import site_data
 from fedvit.split_rounds import Here, Loopback, federate_split, one_step, server_side
 from fedvit.transport.channel import GarbageError, LateError, host_and_port, identity_of
 from tests.conftest import Bench, same_trees, tiny
@@ -230,3 +233,20 @@ def test_without_grpcio_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delitem(sys.modules, "fedvit.transport.channel")
     with pytest.raises(UserError, match=r"pip install fedvit\[split\]"):
         importlib.import_module("fedvit.transport.channel")
+
+
+def test_a_sites_folder_is_one_client_divided_class_by_class(tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for number in range(8):
+            picture = Image.new("L", (8, 8), 10 * number + len(label))
+            picture.save(tmp_path / "images" / label / f"{number}.png")
+    experiment = tiny("fedv", {"data.class_names": "bird,cat,dog"})
+    dataset, split = site_data(experiment, "north", tmp_path / "images", tmp_path / "state")
+    assert dataset.class_names == ("bird", "cat", "dog")
+    part = split.clients["north"]
+    assert np.bincount(dataset.labels[part.train]).tolist() == [0, 6, 6]
+    assert np.bincount(dataset.labels[part.test]).tolist() == [0, 2, 2]
+    assert any((tmp_path / "state").rglob("*")), "decoded images stay in the site's folder"
+    with pytest.raises(UserError, match="expects a folder of class folders"):
+        site_data(experiment, "north", tmp_path / "nothing", tmp_path / "state")
