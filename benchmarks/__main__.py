@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks import editing, evaluation, federation, frozen, images, many_clients, precision, workers
+from benchmarks import channel, editing, evaluation, federation, frozen, images, many_clients, precision, workers
 from benchmarks.common import show
 
 ALL = {
@@ -14,6 +14,7 @@ ALL = {
     "evaluation": evaluation.results,
     "editing": editing.results,
     "precision": precision.results,
+    "channel": channel.results,
 }
 
 if __name__ == "__main__":

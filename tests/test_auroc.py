@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fedvit.data.datasets import Dataset, from_npz, wants_auroc
+from fedvit.data.datasets import from_npz, wants_auroc
 from fedvit.evaluation import area_under_roc
 from fedvit.experiment import Run
 from fedvit.settings import DataSettings
@@ -100,16 +100,12 @@ def test_confusion_counts_every_test_image_and_holds_the_accuracy(tmp_path: Path
 
 
 def test_which_sets_get_an_auroc() -> None:
-    def dataset(name: str, classes: int) -> Dataset:
-        names = tuple(map(str, range(classes)))
-        return Dataset(name, np.zeros((3, 2, 2, 1), np.uint8), np.zeros(3, np.int64), names)
-
-    assert wants_auroc(DataSettings(), dataset("anything", 2))
-    assert wants_auroc(DataSettings(), dataset("organamnist", 11))
-    assert wants_auroc(DataSettings(), dataset("pathmnist_64", 9))
-    assert not wants_auroc(DataSettings(), dataset("cifar10", 10))
-    assert wants_auroc(DataSettings(auroc=True), dataset("cifar10", 10))
-    assert not wants_auroc(DataSettings(auroc=False), dataset("anything", 2))
+    assert wants_auroc(DataSettings(name="anything"), 2)
+    assert wants_auroc(DataSettings(name="organamnist"), 11)
+    assert wants_auroc(DataSettings(name="folder/pathmnist_64.npz"), 9)
+    assert not wants_auroc(DataSettings(name="cifar10"), 10)
+    assert wants_auroc(DataSettings(name="cifar10", auroc=True), 10)
+    assert not wants_auroc(DataSettings(name="anything", auroc=False), 2)
 
 
 def test_medmnist_files_get_their_class_names_and_other_files_keep_numbers(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import fedvit
 from fedvit import config, site
+from fedvit.agreement import common, differences
 from fedvit.errors import UserError
 from fedvit.experiment import Run
 from fedvit.methods import METHODS
@@ -19,6 +20,7 @@ from fedvit.payload import Payload
 from fedvit.site_state import SiteState
 from fedvit.store import Store, memory_to_bytes
 from fedvit.transport.flower import ABOUT, GROUP, from_array, from_records, to_array, to_records
+from fedvit.worker import make_net
 from tests.conftest import finish, tiny
 from tests.grid import Federated
 
@@ -276,32 +278,45 @@ def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
         federated.finish()
 
 
-@pytest.mark.parametrize("part", ["weights", "class list", "settings", "fedvit version", "input statistics", "model"])
-def test_a_site_that_differs_is_refused_by_name(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("weights", "the first weights"),
+        ("classes", "the class list"),
+        ("settings", "the settings"),
+        ("version", "the fedvit version"),
+        ("inputs", "the input statistics"),
+        ("model", "model"),
+    ],
+)
+def test_a_site_that_differs_is_refused_by_name(
+    part: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
-    right = site.fingerprints
+    right = site.common
 
     def wrong(experiment, net, classes):  # type: ignore[no-untyped-def]
         return {**right(experiment, net, classes), part: "other"}
 
-    monkeypatch.setattr(site, "fingerprints", wrong)  # the sites' own; the server has its own name for it
-    with pytest.raises(UserError, match=f"site 0 differs from the server in its {part}\\. Nothing was trained"):
+    monkeypatch.setattr(site, "common", wrong)  # the sites' own; the server has its own name for it
+    with pytest.raises(UserError, match=f"site 0 differs from the server in {said}.*Nothing was trained"):
         federated.finish()
 
 
-def test_fingerprints_tell_parts_apart() -> None:
-    from fedvit.worker import make_net
-
-    def prints(classes: tuple[str, ...] = ("a", "b"), **flags: object) -> dict[str, str]:
+def test_what_server_and_site_have_in_common_is_told_apart() -> None:
+    def prints(classes: tuple[str, ...] = ("a", "b"), **flags: object) -> dict[str, object]:
         experiment = tiny("fedavg", **flags)
-        return site.fingerprints(experiment, make_net(experiment, 2, torch.device("cpu")), classes)
+        return common(experiment, make_net(experiment, 2, torch.device("cpu")), classes)
 
     base = prints()
-    assert site.differing(base, prints()) == []
-    assert site.differing(base, prints(("a", "c"))) == ["class list"]
-    assert site.differing(base, prints(seed=1)) == ["settings", "weights"]
-    assert site.differing(base, prints(lr=0.5)) == ["settings"]
-    assert "model" in site.differing(base, prints(model="resnet18", patch_size=None))
+    assert differences(base, prints()) == []
+    assert differences(base, prints(("a", "c"))) == ["the class list (server a, b, client a, c)"]
+    assert differences(base, prints(lr=0.5)) == ["the settings (train.lr: server 0.002, client 0.5)"]
+    assert [found.split(" (")[0] for found in differences(base, prints(seed=1))] == [
+        "the first weights",
+        "the settings",
+    ]
+    assert "the model" in differences(base, prints(model="resnet18", patch_size=None))[0]
 
 
 def test_too_few_sites_at_the_start_are_named(tmp_path: Path) -> None:

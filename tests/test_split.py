@@ -21,7 +21,7 @@ from fedvit.models.cuts import Cut, Parts, Stage
 from fedvit.payload import Payload
 from fedvit.rounds import Round, federate
 from fedvit.split import Message, ServerSide, SplitPlan, pack, unpack
-from fedvit.split_rounds import Loopback, evaluate_split, federate_split
+from fedvit.split_rounds import Here, Loopback, evaluate_split, federate_split
 from fedvit.training import descend
 from fedvit.tunes import TUNES
 from tests.conftest import Bench, finish, same_trees, tiny
@@ -58,7 +58,8 @@ def overheard(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 
 def trained(label: str, folder: Path, sets: Mapping[str, Any] | None = None, **flags: Any) -> tuple[list[Round], Bench]:
     bench = Bench(tiny(label, sets, **flags), folder)
-    rounds = federate_split(bench.net, bench.server, bench.transport, bench.experiment, bench.test_samples)
+    here = Here(bench.net, bench.transport)
+    rounds = federate_split(bench.net, bench.server, here, bench.experiment, bench.test_samples)
     return list(rounds), bench
 
 
@@ -116,14 +117,14 @@ def test_the_body_learns_once_a_round_or_at_every_step(
     method: str, still: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies: list[dict[str, torch.Tensor]] = []
-    whole = ServerSide.call
+    whole = ServerSide.answer
 
-    def watched(self: ServerSide, request: bytes) -> bytes:
-        if Message.from_bytes(request).kind in ("forward", "labelled", "probe"):
+    def watched(self: ServerSide, message: Message) -> Message:
+        if message.kind in ("forward", "labelled", "probe"):
             bodies.append({name: tensor.detach().clone() for name, tensor in self.body.items()})
-        return whole(self, request)
+        return whole(self, message)
 
-    monkeypatch.setattr(ServerSide, "call", watched)
+    monkeypatch.setattr(ServerSide, "answer", watched)
     sets = {"server_lr": 1e-3}
     rounds, bench = trained(method, tmp_path, sets, rounds=1, epochs=2)
     assert len(bodies) > 4
@@ -243,7 +244,8 @@ def test_a_split_plan_runs_under_every_tune(method: str, tune: str, tmp_path: Pa
     kept = list(map(bench.store.get, bench.store.versions))
     largest = max(sum(tree.nbytes(t) for t in memory.values() if isinstance(t, dict)) for memory in kept)
     assert largest <= costs["memory_nbytes"]
-    again, _ = evaluate_split(net, rounds[-1].server, bench.transport, list(bench.split.clients), 2)
+    here, names = Here(net, bench.transport), list(bench.split.clients)
+    again, _ = evaluate_split(net, rounds[-1].server, here, bench.experiment, names, 2)
     assert again == rounds[-1].scores, "evaluation does not repeat"
 
 

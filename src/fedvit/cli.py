@@ -74,13 +74,23 @@ class Common:
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; repeatable.")] = None  # fmt: skip
 
 
+class Network:
+    """The certificates of a connection."""
+
+    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="This side's certificate, a PEM file.")] = None
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of --cert, a PEM file.")] = None
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate of the authority that signs the other side's.")] = None  # fmt: skip
+    insecure: Annotated[bool, typer.Option("--insecure", help="No certificates; only for trials on this machine's own addresses.")] = False  # fmt: skip
+
+
 EXPERIMENT = tuple(Flags.__annotations__)
+NETWORK = tuple(Network.__annotations__)
 COMMON = tuple(Common.__annotations__)
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these flags as keyword arguments; each is written once, above."""
-    groups = {name: group for group in (Flags, Common) for name in group.__annotations__}
+    groups = {name: group for group in (Flags, Common, Network) for name in group.__annotations__}
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -512,6 +522,113 @@ def predict(
         unreadable = predict_to(out, model_of(source, client, server=server), images, top, table)
         if unreadable:
             raise UserError(f"{len(unreadable)} files could not be read: " + "; ".join(unreadable))
+
+
+@app.command("split-server")
+@takes(*NETWORK, "out_dir", "sets", "quiet", "debug")
+def split_server(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Settings; the clients have the same.")],
+    *,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")],
+    clients: Annotated[str, typer.Option(metavar="NAME,NAME", help="The clients' names, as in their certificates.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished round of --out.")] = False,
+    round_timeout: Annotated[
+        float, typer.Option(metavar="S", min=1, help="Drop a client from a round that is silent for so many seconds.")
+    ] = 600,
+    min_sites: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="A round waits for so many clients; the first for all, at most --round-timeout."
+        ),
+    ] = 1,
+    **flags: Any,
+) -> None:
+    """Split learning on a network: the server's side, which has the body and no images."""
+    with clear_errors(flags["debug"], flags["quiet"]):
+        from fedvit import config, running
+        from fedvit.experiment import Run
+        from fedvit.report.progress import Progress
+        from fedvit.report.tables import summary_table, time_line
+        from fedvit.split_server import serve
+        from fedvit.track import sent_in
+        from fedvit.transport.channel import identity_of
+
+        identity = identity_of(address, *(flags[name] for name in NETWORK[:3]), insecure=flags["insecure"])
+        names = [name.strip() for name in clients.split(",")]
+        sets = config.parse_sets(flags["sets"] or [])
+        wanted = {"clients": len(names)}
+        settings, folder = running.settle(experiment, sets, wanted, flags["out_dir"], resume=resume)
+        found = running.standing(settings, folder, resume=resume)
+
+        def said(line: str) -> None:
+            if not flags["quiet"]:
+                err.print(line, soft_wrap=True, highlight=False, markup=False)
+
+        if found != "finished":
+            steps = serve(
+                settings,
+                folder,
+                address,
+                identity,
+                names,
+                resume=found == "begun",
+                patience=round_timeout,
+                least=min(min_sites, len(names)),
+                said=said,
+            )
+            with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
+                past = Run(folder).rounds if resume else []
+                progress.start(settings.label, len(past), sum(map(sent_in, past)))
+                for done in steps:
+                    progress.step(done)
+        report_at = write_report_of(folder)
+        if not flags["quiet"]:
+            out.print(summary_table(Run(folder).summary))
+            out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
+            out.print(f"results: {folder}\nreport: {report_at}", soft_wrap=True, highlight=False)
+
+
+@app.command("split-client")
+@takes(*NETWORK, "sets", "quiet", "debug")
+def split_client(
+    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Settings; the server has the same.")],
+    *,
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="This client's name, as in its certificate.")],
+    state: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for what this client keeps: its head, tail and log.")
+    ],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="This client's images, a folder of class folders (default: play client NAME of the experiment's own data and partition).",
+        ),
+    ] = None,
+    wait: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            help="Look so many seconds for a server that is not there, at the start and after a break.",
+        ),
+    ] = 60,
+    **flags: Any,
+) -> None:
+    """Split learning on a network: one client's side, which has the images, the head and the tail."""
+    with clear_errors(flags["debug"], flags["quiet"]):
+        from fedvit import config
+        from fedvit.split_client import SplitClient
+        from fedvit.transport.channel import identity_of
+
+        identity = identity_of(server, *(flags[name] for name in NETWORK[:3]), insecure=flags["insecure"])
+        settings = config.load(experiment, config.parse_sets(flags["sets"] or []), {})
+
+        def said(line: str) -> None:
+            if not flags["quiet"]:
+                err.print(line, soft_wrap=True, highlight=False, markup=False)
+
+        SplitClient(settings, name, state, data).attend(server, identity, wait=wait, said=said)
 
 
 def print_json(content: Any) -> None:

@@ -31,7 +31,7 @@ from fedvit.ram import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.rounds import Round, evaluate, federate, reached, summarize
 from fedvit.server import Server
 from fedvit.settings import Experiment, Own
-from fedvit.split_rounds import evaluate_split, federate_split
+from fedvit.split_rounds import Here, evaluate_split, federate_split
 from fedvit.store import Store
 from fedvit.transport import Transport
 from fedvit.transport.inprocess import InProcess
@@ -166,7 +166,7 @@ def run_rounds(
         if net.plan.split is None:
             loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
         else:
-            loop = federate_split(net, server, inner, experiment, test_samples)
+            loop = federate_split(net, server, Here(net, inner), experiment, test_samples)
         roster = roster_of(worker.labels.numpy(), split)
         for done in recorded(loop, folder, experiment, past, store, roster, worker.metrics, local):
             server = done.server
@@ -274,7 +274,7 @@ def started_by() -> str:
 def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:
     """A run continues on the images it began with."""
     saved = folder / "split.json"
-    if saved.is_file() and json.loads(saved.read_text())["hash"] != description["hash"]:
+    if saved.is_file() and json.loads(saved.read_text()).get("hash") != description["hash"]:
         raise UserError(
             f"the data of {folder} has changed since the run began: its images would be split differently; "
             "restore the data, or give another --out"
@@ -295,7 +295,8 @@ def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, sp
     if net.plan.split is None:
         scores = evaluate(net.plan, dict.fromkeys(split.unseen, server), transport, server.round, Ledger())
     else:
-        scores, _ = evaluate_split(net, server, transport, split.unseen, server.round)
+        here, experiment = Here(net, transport), transport.worker.experiment
+        scores, _ = evaluate_split(net, server, here, experiment, split.unseen, server.round)
     results.write_unseen(run.folder / "unseen.csv", split, scores, transport.worker.metrics)
     return summarize(scores, {name: len(split.clients[name].test) for name in split.unseen})
 

@@ -122,7 +122,7 @@ def for_sites(experiment: Experiment, sites: Sequence[str], classes: Sequence[st
         raise UserError("--sites and --classes expect names that differ, joined by commas")
     if len(sites) < 2 or len(classes) < 2:
         raise UserError(f"at least two sites and two classes are needed, found {len(sites)} and {len(classes)}")
-    auroc = len(classes) == 2 if experiment.data.auroc is None else experiment.data.auroc
+    auroc = wants_auroc(experiment.data, len(classes))
     data = experiment.data.model_copy(update={"name": "sites", "class_names": ",".join(classes), "auroc": auroc})
     partition = experiment.partition.model_copy(update={"name": "site", "clients": len(sites)})
     cohort = min(experiment.train.cohort or len(sites), len(sites))
@@ -136,7 +136,7 @@ def for_trial(experiment: Experiment) -> tuple[Experiment, Federation, Dataset, 
     dataset, split = load_data(experiment)
     if split.unseen:
         raise UserError("data.unseen needs clients that never train, and over Flower every site does: leave it out")
-    auroc = wants_auroc(experiment.data, dataset)
+    auroc = wants_auroc(experiment.data, dataset.classes)
     experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"auroc": auroc})})
     return experiment, Federation(tuple(split.seen), dataset.class_names), dataset, split
 

@@ -50,11 +50,6 @@ class Opened:
         """What a client has of the server: its message, or what the server would send it now."""
         if self.received is not None:
             return self.received
-        if self.split.get("network"):
-            raise UserError(
-                f"{self.run.folder} is a server's, and the models of its clients are at the site of each: there, open "
-                "the folder runs/NAME in the site's state folder"
-            )
         return addressed(self.net.plan.dispatch(self.server, name), self.server.round)
 
     @property
@@ -105,6 +100,11 @@ def client_model(opened: Opened, name: str) -> nn.Module:
     if name not in opened.clients:
         known = opened.clients
         raise UserError(f"no client {name!r} in {opened.run.folder}; {hint(name, known)}there are {', '.join(known)}")
+    if opened.split.get("network") and opened.received is None:
+        raise UserError(
+            f"{opened.run.folder} is a server's, and what makes a client's own model is at the site of each: there, "
+            "open the run in the folder runs of the site's state folder"
+        )
     net, memory = opened.net, opened.store.get(name)
     if net.plan.split is not None:
         return split_model(opened, net.plan.split, name, memory)

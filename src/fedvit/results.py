@@ -93,7 +93,10 @@ def write_clients(
     local: Mapping[str, float] | None,
     metrics: Sequence[str],
 ) -> None:
-    """clients.csv: one line a client; what is undefined is empty, and so are the last two columns without Local."""
+    """clients.csv: one line a client; what is undefined is empty, and so are the last two columns without Local.
+
+    `counts` are a client's training images, test images and classes.
+    """
     views = view_names(scores)
     header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
     columns = [f"{view}_{metric}" for view in views for metric in metrics]

@@ -2,10 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedvit import config
 from fedvit.data.datasets import Dataset
@@ -51,6 +50,9 @@ def start_or_resume(
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
     warn_of_too_many(experiment.run.threads, workers)
+    found = standing(experiment, folder, resume=resume)
+    if found == "finished":
+        return iter(())
     if engine == "flower":
         from fedvit.flower_app import run_trial
 
@@ -58,19 +60,21 @@ def start_or_resume(
             raise UserError(
                 "over Flower every client is a process of its own and loads its images: leave --workers out"
             )
-        rounds: Callable[..., Iterator[Round]] = run_trial
-    else:
-        rounds = partial(run_rounds, local=local, dataset=dataset, workers=workers)
+        return run_trial(experiment, folder, resume=found == "begun")
+    return run_rounds(experiment, folder, resume=found == "begun", local=local, dataset=dataset, workers=workers)
+
+
+def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["new", "begun", "finished"]:
+    """How far this experiment is in its folder; an error where the folder holds something else."""
     if not (folder / "run.toml").is_file():
         if folder.exists() and (not folder.is_dir() or any(path.suffix != ".partial" for path in folder.iterdir())):
             raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
-        return rounds(experiment, folder)
+        return "new"
     if not resume:
         raise UserError(f"{folder} already holds a run: continue or show it with --resume, or give another --out")
     refuse_changes(folder, experiment)
-    if Run(folder).finished and Run(folder).experiment.train.rounds == experiment.train.rounds:
-        return iter(())
-    return rounds(experiment, folder, resume=True)
+    done = Run(folder).finished and Run(folder).experiment.train.rounds == experiment.train.rounds
+    return "finished" if done else "begun"
 
 
 def warn_of_too_many(threads: int, workers: int) -> None:

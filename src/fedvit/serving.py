@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedvit import results, track
+from fedvit.data.datasets import wants_auroc
 from fedvit.errors import UserError
 from fedvit.evaluation import AUROC, CONFUSION, METRICS, pooled
 from fedvit.experiment import (
@@ -56,6 +57,10 @@ def run_name(folder: Path, *, resume: bool) -> str:
     return uuid.uuid4().hex
 
 
+def write_network(folder: Path, run: str, federation: Federation) -> None:
+    write_json(folder / NETWORK, {"run": run, "sites": list(federation.sites)})
+
+
 @contextmanager
 def telling(folder: Path) -> Iterator[None]:
     """Leave word of a mistake in the run's folder, for whoever started it from elsewhere."""
@@ -92,7 +97,7 @@ def serve(
         transport.gather(start_timeout)
         store = Store(folder / "checkpoint", in_ram=True)  # stays empty: memories are at the sites
         open_folder(folder, experiment, description(federation), resume=again)
-        write_json(folder / NETWORK, {"run": run, "sites": list(federation.sites)})
+        write_network(folder, run, federation)
         log_to(folder / "log.txt")
         log.info("%s a server of %d sites", STARTED, len(federation.sites))
         server = net.server(federation.sites)
@@ -104,7 +109,7 @@ def serve(
         loop = federate(
             net.plan, server, transport, experiment, server_score(net, experiment, federation), transport.tests
         )
-        metrics = (*METRICS, AUROC) if experiment.data.auroc else METRICS
+        metrics = (*METRICS, AUROC) if wants_auroc(experiment.data, len(federation.classes)) else METRICS
         yield from recorded(loop, folder, experiment, past, store, transport.roster, metrics)
         write_summary(Run(folder), experiment, net, past.rows, None, None, setup + past.seconds)
 
@@ -142,7 +147,7 @@ def server_score(net: Net, experiment: Experiment, federation: Federation) -> An
     """The server's model on all sites' test images, from their counts, where every site tests that very model."""
     plan = net.plan
     plain = plan.views is own_model and plan.dispatch is send_shared and experiment.run.evaluate == "after"
-    if not plain or net.roles.personal or experiment.data.auroc:
+    if not plain or net.roles.personal or wants_auroc(experiment.data, len(federation.classes)):
         return None
 
     def score(shared: Tree, round_: int, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float] | None:

@@ -8,11 +8,9 @@ Nothing here knows how messages travel. Everything that may not leave stays in t
     cache/              decoded images
 """
 
-import hashlib
-import json
 import logging
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -21,8 +19,8 @@ from typing import Any
 
 import torch
 
-import fedvit
 from fedvit import config, payload, results
+from fedvit.agreement import common
 from fedvit.checkpoint import save_checkpoint
 from fedvit.client import Memory
 from fedvit.data.datasets import Dataset
@@ -40,10 +38,6 @@ from fedvit.store import Store, write
 from fedvit.worker import Net, Worker, make_net
 
 log = logging.getLogger(__name__)
-LOCAL = (  # settings that each side may have its own of
-    "data.name", "data.site", "data.dir", "data.cache", "data.layout", "model.weights",
-    "run.device", "run.cache_mb", "run.track",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,11 +69,10 @@ class Site:
         folder: Path | None = None,
         policy: Policy | None = None,
     ):
-        self.agreed = experiment
         data = experiment.data.model_copy(update={"cache": experiment.data.cache or state / "cache"})
         self.experiment = experiment.model_copy(update={"data": data})
         if folder is not None:
-            self.experiment = own_experiment(self.experiment, federation, name, folder)
+            self.experiment = own_experiment(self.experiment, federation.classes, name, folder)
         self.federation, self.name, self.state = federation, name, state
         self.policy, self.memories = policy or Policy(), SiteState(state / "states")
 
@@ -109,8 +102,8 @@ class Site:
         self.policy.admit(self.experiment.label, method, up_of(self.net, down, 1), epsilon=None)
         dataset, split = self.holdings
         has = roster_of(dataset.labels, split)[self.name]
-        prints = fingerprints(self.agreed, self.net, dataset.class_names)
-        return {"site": self.name, "train": has.train, "test": has.test, "classes": has.classes, "prints": prints}
+        agreed = common(self.experiment, self.net, dataset.class_names)
+        return {"site": self.name, "train": has.train, "test": has.test, "classes": has.classes, "common": agreed}
 
     def train(self, run: str, continues: int, down: Payload) -> Payload:
         """A round's training, from the state after the round that the server names; what may leave of it."""
@@ -149,12 +142,13 @@ class Site:
         save_checkpoint(folder / "checkpoint", Server(round_, down.trees.get("shared", {})), store)
 
 
-def own_experiment(experiment: Experiment, federation: Federation, name: str, folder: Path) -> Experiment:
+def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, folder: Path) -> Experiment:
     """The experiment of one site with a folder of its own: a federation of one."""
+    if not folder.is_dir():
+        raise UserError(f"the site's images: expected a folder of class folders, found {folder}")
     if experiment.data.samples is not None or experiment.data.unseen:
         raise PublicError("data.samples and data.unseen choose among all sites' images: leave them out")
-    listed = ",".join(federation.classes)
-    own = {"name": str(folder), "layout": "class", "site": name, "class_names": listed}
+    own = {"name": str(folder.resolve()), "layout": "class", "site": name, "class_names": ",".join(classes) or None}
     return experiment.model_copy(
         update={
             "data": experiment.data.model_copy(update=own),
@@ -186,34 +180,3 @@ def note(state: Path, name: str, text: str) -> None:
     state.mkdir(parents=True, exist_ok=True)
     with (state / "log.txt").open("a") as stream:
         stream.write(f"{datetime.now().isoformat(timespec='seconds')} {name}: {text}\n")
-
-
-def fingerprints(experiment: Experiment, net: Net, classes: Sequence[str]) -> dict[str, str]:
-    """What must be equal at the server and at every site, part by part."""
-    tables = config.to_tables(experiment)
-    for key in LOCAL:
-        table, _, name = key.partition(".")
-        tables[table].pop(name, None)
-    tables["data"].pop("class_names", None)  # the classes are compared by themselves
-    weights = hashlib.sha256()
-    everything = {**net.frozen, **net.initial}
-    for name in sorted(everything):
-        weights.update(name.encode() + everything[name].cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    shapes = {name: [str(tensor.dtype), *tensor.shape] for name, tensor in sorted(everything.items())}
-    return {
-        "fedvit version": fedvit.__version__,
-        "settings": digest(tables),
-        "model": digest(shapes),
-        "weights": weights.hexdigest(),
-        "input statistics": digest([net.inputs.size, *net.inputs.mean, *net.inputs.std]),
-        "class list": digest(list(classes)),
-    }
-
-
-def digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def differing(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """The parts in which two sides are not equal."""
-    return [part for part in ours if theirs.get(part) != ours[part]]

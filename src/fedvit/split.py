@@ -5,7 +5,7 @@ each with the round, client and step it belongs to, so that any channel can carr
 """
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -74,14 +74,22 @@ class Message:
     payload: Payload = field(default_factory=Payload)
 
     def to_bytes(self) -> bytes:
-        head = json.dumps([self.round, self.client, self.step, self.kind]).encode()
-        return len(head).to_bytes(4, "little") + head + payload.to_bytes(self.payload)
+        head = json.dumps([self.round, self.client, self.step, self.kind])
+        return payload.frame(self.payload.trees, {"message": head, "numbers": json.dumps(dict(self.payload.scalars))})
 
     @staticmethod
     def from_bytes(blob: bytes) -> "Message":
-        cut = 4 + int.from_bytes(blob[:4], "little")
-        round_, client, step, kind = json.loads(blob[4:cut])
-        return Message(round_, client, step, kind, payload.from_bytes(blob[cut:]))
+        """The message that `to_bytes` wrote, its tensors in place; ValueError for anything else."""
+        trees, metadata = payload.unframe(blob)
+        try:
+            round_, client, step, kind = json.loads(metadata["message"])
+            scalars = json.loads(metadata["numbers"])
+            numbers = all(isinstance(value, int | float) for value in scalars.values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+            raise ValueError(f"not a message: {str(problem)[:200]}") from problem
+        if not (numbers and type(round_) is type(step) is int and type(client) is type(kind) is str):
+            raise ValueError("not a message: its head or its numbers are of the wrong kind")
+        return Message(round_, client, step, kind, Payload(trees, scalars))
 
     def answered(self, content: Payload) -> "Message":
         return replace(self, payload=content)
@@ -105,7 +113,8 @@ def pack(tensor: Tensor, wire: Wire) -> Tree:
 
 
 def unpack(packed: Tree, device: torch.device) -> Tensor:
-    x = packed["x"].to(device).float()
+    """In memory of its own: where a tensor begins inside a message must not decide how its products are rounded."""
+    x = packed["x"].to(device, torch.float32, copy=True)
     return x * packed["scale"].to(device) if "scale" in packed else x
 
 
@@ -250,11 +259,16 @@ class ClientSide:
 
 
 class ServerSide:
-    """The body in one round."""
+    """The body in one round.
+
+    Messages of several clients may come in any order: what a client gives is kept apart until it has finished, and
+    sums are taken in the order of the cohort. A client that is dropped leaves nothing behind, but for the steps of a
+    body that all clients step together.
+    """
 
     def __init__(
         self, split: SplitPlan, parts: Parts, body: Tree, memory: dict[str, Tree], round_: int, seed: int, lr: float,
-        device: torch.device, *, autocast: Callable[[], Any],
+        device: torch.device, *, autocast: Callable[[], Any], cohort: Sequence[str] = (),
     ):  # fmt: skip
         self.split, self.parts, self.memory, self.round, self.seed = split, parts, memory, round_, seed
         self.lr = lr
@@ -263,11 +277,15 @@ class ServerSide:
         self.body = self.leaves_of(body)
         self.copies: dict[str, tuple[Tree, Optimizer | None]] = {}
         self.pending: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # what a backward pass still needs
+        self.cohort, self.waiting = list(cohort), list(cohort)  # waiting: those not yet in the sums
+        self.finished: set[str] = set()
+        self.gradients: dict[str, list[Tensor]] = {}  # of the last batch, or of this step
         self.sums: list[Tensor] = []  # of the gradients of so many clients
         self.count = 0
         self.folded: Tree = {}  # the sum of the copies whose clients are done
         self.slopes: dict[str, dict[int, float]] = {}  # SPSA: the difference quotient of each draw
-        self.ends: list[Tree] = []
+        self.ends: dict[str, Tree] = {}
+        self.before: tuple[Tree, Memory] | None = None  # the body and its optimiser before this turn
         self.optimizer = self.optimizer_of(self.body) if split.body in ("step", "turns") else None
         if self.optimizer is not None:
             restore(self.optimizer, self.learned(self.body), dict(memory))
@@ -283,8 +301,10 @@ class ServerSide:
         return make(self.split.server_optimizer, self.lr, self.learned(body))
 
     def call(self, request: bytes) -> bytes:
+        return self.answer(Message.from_bytes(request)).to_bytes()
+
+    def answer(self, message: Message) -> Message:
         """Answer one message."""
-        message = Message.from_bytes(request)
         if message.round != self.round:
             raise ValueError(f"a message of round {message.round} came in round {self.round}")
         answers: dict[str, Callable[[Message], Payload]] = {
@@ -297,7 +317,7 @@ class ServerSide:
             "parts": self.on_parts,
             "infer": self.on_infer,
         }
-        return message.answered(answers[message.kind](message)).to_bytes()
+        return message.answered(answers[message.kind](message))
 
     def weights_for(self, client: str) -> Tree:
         if self.split.body != "copies":
@@ -332,6 +352,7 @@ class ServerSide:
         blind = self.split.black_box
         with torch.no_grad() if blind else nullcontext():
             h, b = self.features(message, self.weights_for(message.client))
+        self.forget(message.client)
         if not blind or message.payload.scalars["last"]:
             self.pending[message.client, message.step] = h, b
         return Payload({"b": pack(b, self.split.wire)})
@@ -362,25 +383,72 @@ class ServerSide:
                 weights,
                 [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, own, strict=True)],
             )
-        if self.split.body == "copies" and message.payload.scalars["last"]:
-            self.fold(message.client)
         assert at_input is not None
         return at_input
 
     def learn(self, client: str, weights: Tree, gradients: list[Tensor]) -> None:
         if self.split.body in ("round", "step"):
-            self.sums = [a + b for a, b in zip(self.sums, gradients, strict=True)] if self.count else gradients
-            self.count += 1
+            self.gradients[client] = gradients
             return
         optimizer = self.copies[client][1] if self.split.body == "copies" else self.optimizer
         take(optimizer, [weights[name] for name in self.names], gradients)
 
+    def finish(self, client: str) -> None:
+        """A client's round is over: what it gave goes into the sums, after that of all before it in the cohort."""
+        self.finished.add(client)
+        self.fold_in_order()
+
+    def drop(self, client: str) -> None:
+        """A client is lost: what it gave is forgotten."""
+        for kept in (self.copies, self.gradients, self.slopes, self.ends):
+            kept.pop(client, None)
+        self.forget(client)
+        if client in self.waiting:
+            self.waiting.remove(client)
+        self.fold_in_order()
+
+    def forget(self, client: str) -> None:
+        """Older steps of this client, whose gradient nobody asked for."""
+        for key in [key for key in self.pending if key[0] == client]:
+            del self.pending[key]
+
+    def fold_in_order(self) -> None:
+        while self.waiting and self.waiting[0] in self.finished:
+            self.fold(self.waiting.pop(0))
+
     def fold(self, client: str) -> None:
-        """A client has taken its last step: its copy goes into the sum, in full precision, and is forgotten."""
-        copy, _ = self.copies.pop(client)
-        added = {name: tensor.detach().double() for name, tensor in copy.items()}
-        self.folded = {n: self.folded[n] + t for n, t in added.items()} if self.folded else added
+        """Add a client's gradient, or its copy in full precision, to the sum, and forget it."""
+        if client in self.gradients and self.split.body == "round":
+            self.add(self.gradients.pop(client))
+        if client in self.copies:
+            copy, _ = self.copies.pop(client)
+            added = {name: tensor.detach().double() for name, tensor in copy.items()}
+            self.folded = {n: self.folded[n] + t for n, t in added.items()} if self.folded else added
+            self.count += 1
+
+    def add(self, gradients: list[Tensor]) -> None:
+        self.sums = [a + b for a, b in zip(self.sums, gradients, strict=True)] if self.count else gradients
         self.count += 1
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """Clients in the order of the cohort."""
+        there = list(names)
+        return [name for name in self.cohort if name in there] + [name for name in there if name not in self.cohort]
+
+    def begin_turn(self) -> None:
+        """Keep the body as it is, in case that the next client is lost in its turn."""
+        body = {name: self.body[name].detach().clone() for name in self.names}
+        self.before = body, {} if self.optimizer is None else state_of(self.optimizer, self.learned(self.body))
+
+    @torch.no_grad()
+    def undo_turn(self) -> None:
+        assert self.before is not None
+        body, state = self.before
+        for name, tensor in body.items():
+            self.body[name].copy_(tensor)
+        self.optimizer = self.optimizer_of(self.body)
+        if self.optimizer is not None:
+            restore(self.optimizer, self.learned(self.body), state)
 
     @torch.no_grad()
     def on_probe(self, message: Message) -> Payload:
@@ -413,7 +481,7 @@ class ServerSide:
         return Payload()
 
     def on_parts(self, message: Message) -> Payload:
-        self.ends.append(message.payload.trees["parts"])
+        self.ends[message.client] = message.payload.trees["parts"]
         return Payload()
 
     @torch.no_grad()
@@ -428,12 +496,16 @@ class ServerSide:
 
     def end_of_step(self) -> None:
         """All clients have sent their gradients of this step: one step along their mean."""
-        if self.split.body == "step" and self.count:
+        if self.split.body == "step" and self.gradients:
+            for client in self.in_order(self.gradients):
+                self.add(self.gradients.pop(client))
             take(self.optimizer, [self.body[name] for name in self.names], [total / self.count for total in self.sums])
             self.sums, self.count = [], 0
 
     def end_of_round(self) -> tuple[Tree, dict[str, Tree]]:
         """The body and the server's memory after the round."""
+        for client in self.in_order(self.gradients | self.copies):
+            self.fold(client)
         body = {name: tensor.detach() for name, tensor in self.body.items()}
         if self.split.body == "round":
             body.update(self.one_step(body))
@@ -445,7 +517,7 @@ class ServerSide:
                 {k: v for k, v in state_of(self.optimizer, self.learned(self.body)).items() if isinstance(v, dict)}
             )
         if self.ends:
-            memory["average"] = tree.mean((1.0, end) for end in self.ends)
+            memory["average"] = tree.mean((1.0, self.ends[client]) for client in self.in_order(self.ends))
             memory["averaged"] = {"round": torch.tensor(self.round)}
         return {name: tensor.cpu() for name, tensor in body.items()}, memory
 
@@ -457,8 +529,8 @@ class ServerSide:
                 mean = self.sums[number] / self.count
             elif self.slopes:
                 total = torch.zeros_like(body[name])
-                for client, quotients in self.slopes.items():
-                    for draw, quotient in quotients.items():
+                for client in self.in_order(self.slopes):
+                    for draw, quotient in self.slopes[client].items():
                         total += quotient * self.direction(client, draw, name)
                 mean = total / sum(map(len, self.slopes.values()))
             else:

@@ -221,7 +221,7 @@ class Worker:
     ):
         self.experiment, self.net, self.split, self.device = experiment, net, split, device
         self.images, self.labels = pipeline.tensors(dataset)
-        self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset)
+        self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset.classes)
         self.activations = self.frozen_activations(processes)
 
     def frozen_activations(self, processes: int) -> Activations | None:
@@ -277,22 +277,7 @@ class Worker:
         )  # fmt: skip
 
     def settings(self, round_: int) -> LocalSettings:
-        """How clients train in this round."""
-        train, run = self.experiment.train, self.experiment.run
-        assert train.lr is not None
-        assert train.optimizer is not None
-        return LocalSettings(
-            lr=train.lr * rate_factor(train, round_),
-            optimizer=train.optimizer,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-            epochs=train.epochs,
-            batch=train.batch,
-            augment=train.augment,
-            precision=run.precision,
-            device=self.device,
-            seed=run.seed,
-        )
+        return local_settings(self.experiment, round_, self.device)
 
     def part(self, name: str) -> ClientSplit:
         if name != POOLED:
@@ -345,6 +330,25 @@ class Worker:
                 {name: view_scores("personal", predict, replace(client.data, test=part, val=part[:0]), inputs,
                                    self.device, auroc=False) for name, part in parts.items()}
             )  # fmt: skip
+
+
+def local_settings(experiment: Experiment, round_: int, device: torch.device) -> LocalSettings:
+    """How clients train in this round."""
+    train, run = experiment.train, experiment.run
+    assert train.lr is not None
+    assert train.optimizer is not None
+    return LocalSettings(
+        lr=train.lr * rate_factor(train, round_),
+        optimizer=train.optimizer,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        epochs=train.epochs,
+        batch=train.batch,
+        augment=train.augment,
+        precision=run.precision,
+        device=device,
+        seed=run.seed,
+    )
 
 
 def window_of(down: Payload) -> Window:

@@ -193,11 +193,11 @@ def flat_labels(labels: NDArray[Any], source: object) -> Labels:
     return labels.astype(np.int64)
 
 
-def wants_auroc(settings: DataSettings, dataset: Dataset) -> bool:
+def wants_auroc(settings: DataSettings, classes: int) -> bool:
     """Whether AUROC is measured beside accuracy: as told, else for two classes and for MedMNIST's sets."""
     if settings.auroc is not None:
         return settings.auroc
-    return dataset.classes == 2 or medmnist.medmnist_name(dataset.name) is not None
+    return classes == 2 or medmnist.medmnist_name(Path(settings.name).stem) is not None
 
 
 def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> tuple[str, ...]:

@@ -311,7 +311,7 @@ def with_gains(records: Sequence[Record]) -> list[Record]:
 
 def test_images(record: Record) -> str:
     """Who is tested on what, with this seed: two runs that share it can be compared client by client."""
-    parts = {name: part["test"] for name, part in record.split.get("clients", {}).items()}
+    parts = {name: part.get("test") for name, part in record.split.get("clients", {}).items()}
     return text_of(record.seed, record.split.get("source"), parts)
 
 

@@ -21,6 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from fedvit import config, payload
+from fedvit.agreement import common, differences
 from fedvit.errors import UserError
 from fedvit.expected import difference, up_of
 from fedvit.payload import Failure, Payload
@@ -28,7 +29,7 @@ from fedvit.policy import read_policy
 from fedvit.results import Holding
 from fedvit.serving import run_name, serve, telling
 from fedvit.settings import Experiment
-from fedvit.site import Federation, Refusal, Site, differing, fingerprints, guarded
+from fedvit.site import Federation, Refusal, Site, guarded
 from fedvit.transport import Task
 from fedvit.transport.inprocess import drops_out
 from fedvit.worker import Net, make_net
@@ -235,7 +236,7 @@ class Sites:
         questions = (
             (node, Message(hello, dst_node_id=node, message_type="query.hello", group_id="hello")) for node in nodes
         )
-        ours = fingerprints(self.experiment, self.net, self.federation.classes)
+        ours = common(self.experiment, self.net, self.federation.classes)
         for node, reply in self.replies(questions):
             about = {} if reply is None or reply.has_error() else from_records(reply.content)[1]
             name = str(about.get("site", f"node {node}"))
@@ -246,8 +247,8 @@ class Sites:
                 self.turn_away(node, f"site {name} does not take part: {about['text']}")
             elif name not in self.federation.sites:
                 self.turn_away(node, f"site {name!r} is not one of {', '.join(self.federation.sites)}")
-            elif parts := differing(ours, json.loads(about["prints"])):
-                self.turn_away(node, f"site {name} differs from the server in its {' and '.join(parts)}")
+            elif parts := differences(ours, json.loads(about["common"])):
+                self.turn_away(node, f"site {name} differs from the server in {', and in '.join(parts)}")
             else:
                 yield name, {**about, "node": node}
 
@@ -378,7 +379,7 @@ def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str
     )
     if task == "hello":
         found = site.hello()
-        return to_records(Payload(), {**found, "prints": json.dumps(found["prints"])})
+        return to_records(Payload(), {**found, "common": json.dumps(found["common"])})
     work = site.train if task == "train" else site.evaluate
     up = work(str(about["run"]), int(about["continues"]), content)
     return to_records(up, {"run": about["run"], "round": content.scalars["round"]})

@@ -1,0 +1,168 @@
+"""A client of split learning on a network: its images, its head and tail, and the folder in which it keeps them."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedvit import tree
+from fedvit.agreement import common
+from fedvit.client import Memory
+from fedvit.data.datasets import Dataset
+from fedvit.data.partition import Split
+from fedvit.errors import UserError, nearest
+from fedvit.evaluation import view_scores
+from fedvit.experiment import STARTED, load_data, run_log, started_by
+from fedvit.models.cuts import Parts
+from fedvit.payload import Payload
+from fedvit.settings import Experiment
+from fedvit.site import own_experiment
+from fedvit.site_state import SiteState
+from fedvit.split import ClientSide, Message
+from fedvit.split_rounds import split_of
+from fedvit.transport.channel import Connection, GarbageError, Identity, LateError, LostError, why_no_connection
+from fedvit.worker import Net, Worker, make_net
+
+log = logging.getLogger(__name__)
+PAUSE = 0.5  # seconds between looks for a server
+
+
+class SplitClient:
+    """One client with its images. It answers the server's tasks until the run is over."""
+
+    def __init__(self, experiment: Experiment, name: str, state: Path, folder: Path | None = None):
+        torch.set_num_threads(experiment.run.threads)
+        self.experiment, self.name, self.folder = experiment, name, state
+        dataset, split = site_data(experiment, name, folder, state) if folder else load_data(experiment)
+        if name not in split.clients:
+            raise UserError(f"the experiment's data has no client {name!r}; {nearest(name, split.clients)}")
+        device = torch.device(experiment.run.devices[0])
+        self.net: Net = make_net(experiment, dataset.classes, device)
+        if self.net.plan.split is None:
+            raise UserError(f"{experiment.method['name']} is not split learning: its clients run under Flower")
+        self.worker = Worker(experiment, self.net, dataset, split, device)
+        self.split, self.parts = split_of(self.net), Parts(self.net.module, split_of(self.net).cut)
+        for parameter in self.net.module.parameters():
+            parameter.requires_grad_(False)  # learning weights are given at every call
+        part = split.clients[name]
+        self.hello: dict[str, Any] = {
+            "name": name,
+            "train": len(part.train),
+            "test": len(part.test),
+            "classes_here": len(np.unique(dataset.labels[part.train])),
+            "common": common(experiment, self.net, dataset.class_names),
+        }
+        self.state = SiteState(state)
+
+    def attend(
+        self, address: str, identity: Identity | None, *, wait: float = 60.0, said: Callable[[str], None] = log.info
+    ) -> None:
+        """Work for the server until it says that the run is finished; look for it again where it is lost."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with run_log() as log_to:
+            log_to(self.folder / "log.txt")
+            log.info("%s %s", STARTED, started_by())
+            seen = time.monotonic()
+            while True:
+                connection = Connection(address, identity)
+                try:
+                    if self.work(connection, said):
+                        said("the run is finished")
+                        return
+                    seen = time.monotonic()
+                except LostError:
+                    reason, may_help = why_no_connection(address, identity)
+                    if not may_help or time.monotonic() - seen > wait:
+                        raise UserError(reason) from None
+                    log.info("%s; looking again", reason)
+                finally:
+                    connection.close()
+                time.sleep(PAUSE)
+
+    def work(self, connection: Connection, said: Callable[[str], None]) -> bool:
+        """Do the tasks of one connection; True when the run is over, False when the connection broke on the way."""
+        try:
+            welcome, tasks = connection.attend(self.hello)
+        except (LateError, GarbageError) as refused:
+            raise UserError(f"the server at {connection.address} says: {refused}") from refused
+        run = str(welcome["run"])
+        log.info("connected to %s, run %s", connection.address, run)
+        said(f"connected to {connection.address} as {self.name}")
+        try:
+            for task in tasks:
+                if task.kind == "finished":
+                    return True
+                try:
+                    self.do(connection, run, task)
+                except LateError as problem:
+                    log.warning("round %d: dropped from %s: %s", task.round, task.kind, problem)
+                except GarbageError as problem:
+                    log.error("round %d: the server cannot use what we send: %s", task.round, problem)
+        except LostError as problem:
+            log.warning("the connection to %s broke: %s", connection.address, problem)
+        return False
+
+    def do(self, connection: Connection, run: str, task: Message) -> None:
+        """One task, and its end. What a round changes is on disk before the server counts on it."""
+        after = int(task.payload.scalars["continues"])
+        memory = self.recalled(run, after)
+        log.info("round %d: %s", task.round, task.kind)
+        match task.kind:
+            case "train":
+                found: Mapping[str, float] = self.train(connection, task, memory)
+                self.state.put(run, task.round, memory)
+            case "receive":
+                own = memory["personal"]
+                assert isinstance(own, dict)
+                memory["personal"] = tree.overlay(own, task.payload.trees["average"])
+                self.state.put(run, task.round, memory)
+                found = {}
+            case "evaluate":
+                found = self.evaluate(connection, task, memory)
+            case _:
+                raise UserError(f"the server gives a task {task.kind!r} that this version does not know")
+        connection.send("done", replace(task, payload=Payload(scalars=found)).to_bytes())
+
+    def recalled(self, run: str, after: int) -> Memory:
+        """The state that the server continues."""
+        memory = self.state.get(run, after)
+        if memory.get("updated", 0.0) != after:
+            raise UserError(
+                f"the server goes on from our state of round {after} of run {run}, and {self.folder} does not have it: "
+                "give the --state folder that this client had"
+            )
+        return memory
+
+    def train(self, connection: Connection, task: Message, memory: Memory) -> dict[str, float]:
+        self.net.module.train()
+        client = self.worker.client(self.name, task.round, memory)
+        requests = ClientSide(self.split, self.parts, client).requests(average=bool(task.payload.scalars["average"]))
+        try:
+            message = next(requests)
+            while True:
+                if message is None:
+                    message = next(requests)
+                else:
+                    message = requests.send(Message.from_bytes(connection.call(message.to_bytes())))
+        except StopIteration:
+            return {"loss": client.scalars["loss"]}
+
+    def evaluate(self, connection: Connection, task: Message, memory: Memory) -> dict[str, float]:
+        self.net.module.eval()
+        client = self.worker.client(self.name, task.round, memory)
+        with torch.no_grad():
+            predict = ClientSide(self.split, self.parts, client).predictor(connection)
+        inputs, worker = self.net.inputs, self.worker
+        return view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
+
+
+def site_data(experiment: Experiment, name: str, folder: Path, state: Path) -> tuple[Dataset, Split]:
+    """A folder of class folders as the one client of this name, divided as sites are."""
+    data = experiment.data.model_copy(update={"cache": experiment.data.cache or state / "images", "unseen": 0})
+    alone = experiment.model_copy(update={"data": data})
+    return load_data(own_experiment(alone, data.class_list, name, folder))
