@@ -103,6 +103,17 @@ def initial_values(federated: Federated) -> set[bytes]:
     return known | {bytes(len(value)) for value in known}
 
 
+def test_clients_that_drop_out_are_not_asked(tmp_path: Path) -> None:
+    experiment = tiny("fedper", {"train.dropout": 0.6}, **THREE, cohort=3, rounds=4)
+    alone = finish(experiment, tmp_path / "alone")
+    federated = Federated(experiment, tmp_path)
+    federated.finish(min_sites=3)
+    failed = [row["failed"] for row in Run(federated.out).rounds]
+    assert failed == [row["failed"] for row in Run(alone).rounds]
+    assert any(failed)
+    assert server_files(federated.out) == server_files(alone)
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
@@ -283,7 +294,7 @@ def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
     [
         ("weights", "the first weights"),
         ("classes", "the class list"),
-        ("settings", "the settings"),
+        ("settings", "settings"),
         ("version", "the fedvit version"),
         ("inputs", "the input statistics"),
         ("model", "model"),

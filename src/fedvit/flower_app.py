@@ -125,9 +125,11 @@ def for_sites(experiment: Experiment, sites: Sequence[str], classes: Sequence[st
     auroc = wants_auroc(experiment.data, len(classes))
     data = experiment.data.model_copy(update={"name": "sites", "class_names": ",".join(classes), "auroc": auroc})
     partition = experiment.partition.model_copy(update={"name": "site", "clients": len(sites)})
+    file = experiment.model.weights  # each side has it in its own data folder
+    model = experiment.model.model_copy(update={"weights": Path(file.name) if file and file.is_absolute() else file})
     cohort = min(experiment.train.cohort or len(sites), len(sites))
     train = experiment.train.model_copy(update={"cohort": cohort})
-    changed = experiment.model_copy(update={"data": data, "partition": partition, "train": train})
+    changed = experiment.model_copy(update={"data": data, "partition": partition, "train": train, "model": model})
     return changed, Federation(tuple(sorted(sites)), tuple(classes))
 
 

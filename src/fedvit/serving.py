@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from fedvit import results, track
 from fedvit.data.datasets import wants_auroc
 from fedvit.errors import UserError
@@ -87,6 +89,7 @@ def serve(
     """The rounds of a run with these sites, as `experiment.run_rounds` yields them."""
     begin = time.perf_counter()
     check_servable(experiment, net)
+    torch.set_num_threads(experiment.run.threads)
     again = resume and (folder / "run.toml").is_file()
     if again:
         refuse_changes(folder, experiment)

@@ -125,12 +125,13 @@ class Sites:
         self.pending = []
 
     def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
-        least = min(self.min_sites, len(messages))
+        asked = [name for name in messages if task == "evaluate" or not self.drops_out(name, messages[name])]
+        least = min(self.min_sites, len(asked))
         for _ in range(LEAST_TRIES):
             self.wait_for(self.min_sites)
             with tempfile.TemporaryDirectory() as spool:  # all must have come before the first is used
                 problems = self.collect(task, messages, Path(spool))
-                if len(messages) - len(problems) < least:
+                if len(asked) - sum(name in problems for name in asked) < least:
                     log.warning("fewer than %d sites answered: %s", least, said(problems))
                     continue
                 if task == "train":
@@ -154,15 +155,14 @@ class Sites:
 
         def questions() -> Iterator[tuple[str, Message]]:
             for name, down in messages.items():
-                number = int(down.scalars["round"])
-                if task == "train" and drops_out(self.experiment, name, number):
+                if task == "train" and self.drops_out(name, down):
                     problems[name] = "dropped out (train.dropout)"
                 elif self.nodes.get(name) not in online:
                     problems[name] = "is not connected"
                 else:
                     content = to_records(down, {"run": self.run, "continues": self.trained.get(name, 0)})
-                    node = self.nodes[name]
-                    yield name, Message(content, dst_node_id=node, message_type=task, group_id=str(number))
+                    node, number = self.nodes[name], str(int(down.scalars["round"]))
+                    yield name, Message(content, dst_node_id=node, message_type=task, group_id=number)
 
         for name, reply in self.replies(questions()):
             answer = self.read(task, messages[name], reply)
@@ -171,6 +171,9 @@ class Sites:
             else:
                 (spool / str(self.nodes[name])).write_bytes(payload.to_bytes(answer))
         return problems
+
+    def drops_out(self, name: str, down: Payload) -> bool:
+        return drops_out(self.experiment, name, int(down.scalars["round"]))
 
     def replies(self, questions: Iterator[tuple[T, Message]]) -> Iterator[tuple[T, Message | None]]:
         """Each answer as it comes; None for one that does not come in time. Few questions are out at once."""
@@ -317,6 +320,7 @@ def server_app(folder: Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         told = context.run_config
         out = Path(str(told["out"]))
+        logging.getLogger("fedvit").addHandler(logging.StreamHandler())  # for `flwr log`
         with telling(out):
             experiment, federation = read_app(folder, str(told["data-dir"]))
             net = make_net(experiment, len(federation.classes), torch.device("cpu"))
