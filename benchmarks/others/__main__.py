@@ -15,6 +15,7 @@ would give another end. `--small` does a little of everything, to see that all w
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -83,9 +84,9 @@ def run(name: str, python: Path, work: Path, out: Path, timeout: float) -> Time:
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"not done after {timeout:.0f} s; see {out / 'log.txt'}") from None
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and all that it has left behind
+            process.wait()
     total = time.monotonic() - begin
     lines = [line for line in printed.splitlines() if line.startswith('{"marks"')]
     if process.returncode or not lines:

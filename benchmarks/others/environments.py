@@ -28,7 +28,8 @@ def python_of(name: str, folder: Path) -> Path:
     uv = uv_command()
     if uv is not None:  # one cache for all environments: the second one costs next to nothing
         call(uv, "venv", "--quiet", "--python", sys.executable, str(place))
-        call(uv, "pip", "install", "--quiet", "--python", str(python), *wanted)
+        # Compiled now, as pip does it: else the first run would pay for that.
+        call(uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), *wanted)
     else:
         call(sys.executable, "-m", "venv", str(place))
         call(str(python), "-m", "pip", "install", "--quiet", *wanted)

@@ -8,6 +8,7 @@ that learn are sent. `run_simulation` is said to be deprecated; `flwr run` start
 """
 
 import sys
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,8 +28,7 @@ class SameCohorts(FedAvg):
         self.work, self.marks = work, []
 
     def messages(self, kind: str, clients: list[str], round_: int, arrays: ArrayRecord, grid: Grid) -> list[Message]:
-        while len(nodes := list(grid.get_node_ids())) < len(self.work.clients):
-            pass  # they register one by one at the start
+        nodes = all_nodes(grid, len(self.work.clients))
         return [
             Message(
                 RecordDict(
@@ -65,6 +65,16 @@ class SameCohorts(FedAvg):
         found = super().aggregate_evaluate(server_round, replies)
         self.marks.append(bare.now())
         return found
+
+
+def all_nodes(grid: Grid, expected: int, seconds: float = 300) -> list[int]:
+    """Nodes register while the strategy is already running; without an end to the wait a failure would hang."""
+    end = time.monotonic() + seconds
+    while len(nodes := list(grid.get_node_ids())) < expected:
+        if time.monotonic() > end:
+            raise SystemExit(f"{len(nodes)} of {expected} nodes after {seconds:.0f} s")
+        time.sleep(0.05)
+    return nodes
 
 
 def refuse_failures(replies: list[Message], expected: int) -> None:
