@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
 from benchmarks.others import bare, works
 from benchmarks.others.__main__ import AGREES, distance
+from safetensors.torch import load_file
+
 from fedvit import config
 from fedvit.experiment import run_rounds
 
