@@ -7,8 +7,10 @@ weights vary. Which client a node plays is written in its message, since Flower 
 that learn are sent. `run_simulation` is said to be deprecated; `flwr run` starts a server process before it.
 """
 
+import os
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -100,7 +102,11 @@ def main(folder: str, out: str) -> None:
         "client_resources": resources,
         "init_args": {"num_cpus": work.processes, "num_gpus": 0, "include_dashboard": False, "log_to_driver": False},
     }
-    run_simulation(server, flower_client.app, num_supernodes=len(work.clients), backend_config=backend)
+    try:
+        run_simulation(server, flower_client.app, num_supernodes=len(work.clients), backend_config=backend)
+    except RuntimeError:
+        traceback.print_exc()
+        os._exit(1)  # the server's thread would go on waiting for nodes that never come
     bare.report(out, strategy.marks, ends[0], "flwr", "ray", "torch")
 
 
