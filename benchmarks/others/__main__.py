@@ -5,8 +5,8 @@
 Contestants are separate programs, `on_NAME.py`, each in an environment of its own (made at the first run, under
 .bench; every one has torch and timm in the versions of this environment). All get the same folder: model, first
 weights, images, cohorts, and the order of all batches (`works`), and two processes of one thread; fluke, which knows
-one process, gets two threads. What a framework does differently stands in the first lines of its script. `processes`
-is no framework but two bare processes.
+one process, gets two threads, on digits one (`--threads-alone` tries another number). What a framework does
+differently stands in the first lines of its script. `processes` is no framework but two bare processes.
 
 Two ratios for each, our time over theirs: the whole program, from its start to its end, and a round after the first
 (the median), which leaves start-up out and also, in head tuning, our one pass through the frozen body. Beside them is
@@ -146,10 +146,17 @@ def compare(work: str, framework: str, times: dict[str, list[Time]], away: dict[
 
 
 def measure(
-    work: str, pythons: dict[str, Path], place: Path, repeats: int, small: bool, timeout: float
+    work: str,
+    pythons: dict[str, Path],
+    place: Path,
+    repeats: int,
+    small: bool,
+    timeout: float,
+    threads_alone: int | None = None,
 ) -> list[Result]:
     """All contestants in turns on one work."""
-    folder = works.write(work, place / "works" / (f"{work}-small" if small else work), small=small)
+    folder = place / "works" / (f"{work}-small" if small else work)
+    works.write(work, folder, small=small, threads_alone=threads_alone)
     names = [OURS, *(name for name in pythons if name != OURS)]
     times: dict[str, list[Time]] = {name: [] for name in names}
     failed: dict[str, str] = {}
@@ -184,7 +191,9 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="a little of everything, to see that all works")
     parser.add_argument("--folder", type=Path, default=Path(".bench"), help="for environments and results")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for one run of one contestant")
+    parser.add_argument("--threads-alone", type=int, help="of a framework that knows only one process")
     asked = parser.parse_args()
+    repeats = 1 if asked.small else asked.repeats
     unknown = set(asked.works) - set(works.RECIPES)
     if unknown:
         parser.error(f"no work {', '.join(sorted(unknown))}; there are {', '.join(works.RECIPES)}")
@@ -197,10 +206,11 @@ def main() -> None:
             missing[name] = str(problem)
     rows = []
     for work in asked.works or works.RECIPES:
-        rows += measure(work, pythons, place, 1 if asked.small else asked.repeats, asked.small, asked.timeout)
+        rows += measure(work, pythons, place, repeats, asked.small, asked.timeout, asked.threads_alone)
         rows += [not_run(work, name, reason) for name, reason in missing.items()]
     print(f"{'; '.join(f'{name}: {works.RECIPES[name].about}' for name in asked.works or works.RECIPES)}")
-    print("two processes of one thread each; fluke, which knows one process: two threads (digits: one)")
+    alone = asked.threads_alone or "two, on digits one"
+    print(f"two processes of one thread each; threads of fluke, which knows one process: {alone}")
     show(rows)
 
 

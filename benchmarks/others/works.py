@@ -29,7 +29,7 @@ class Recipe:
     flags: dict[str, Any]
     sets: dict[str, Any] = field(default_factory=dict)
     images: int | None = None  # a client, generated; None: the data set of the flags
-    threads_alone: int = 2  # of a framework that knows only one process; small models are no faster with two
+    threads_alone: int = 2  # of a framework that knows only one process; `--threads-alone` tries another number
 
 
 RECIPES = {
@@ -69,7 +69,15 @@ def generated(clients: int, images: int, classes: int = 10) -> dict[str, np.ndar
     return arrays
 
 
-def write(name: str, folder: Path, *, small: bool = False, processes: int = 2, threads: int = 1) -> Path:
+def write(
+    name: str,
+    folder: Path,
+    *,
+    small: bool = False,
+    processes: int = 2,
+    threads: int = 1,
+    threads_alone: int | None = None,
+) -> Path:
     """The folder of a work; all that is random in it is drawn by FedViT's own rules."""
     recipe = RECIPES[name]
     flags = {**recipe.flags, **(SMALL[name] if small else {}), "threads": threads, "device": "cpu"}
@@ -112,7 +120,7 @@ def write(name: str, folder: Path, *, small: bool = False, processes: int = 2, t
                 "evaluates": experiment.run.eval_every == 1,
                 "processes": processes,
                 "threads": threads,
-                "threads_alone": min(recipe.threads_alone * threads, os.cpu_count() or 1),
+                "threads_alone": threads_alone or min(recipe.threads_alone * threads, os.cpu_count() or 1),
                 "flags": flags,
                 "sets": recipe.sets,
             },
