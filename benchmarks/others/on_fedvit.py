@@ -1,0 +1,32 @@
+"""FedViT itself, as `fedvit run --workers 2 --threads 1` does it, with its checkpoints, files and report.
+
+    python on_fedvit.py WORK OUT
+
+What it does beside the work, and the others do not: per-client scores and a confusion matrix (where the work
+evaluates), one evaluation at the end (where it does not), a checkpoint after every round, a report.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import bare
+
+from fedvit import running
+from fedvit.report.page import write_report
+
+
+def main(folder: str, out: str) -> None:
+    said = json.loads((Path(folder) / "work.json").read_text())
+    run = Path(out) / "run"
+    experiment, place = running.settle(None, said["sets"], said["flags"], run, resume=False)
+    marks, end = [], {}
+    for done in running.start_or_resume(experiment, place, resume=False, workers=said["processes"]):
+        marks.append(bare.now())
+        end = done.server.shared
+    write_report([place], place / "report.html")
+    bare.report(out, marks, end, "fedvit", "torch")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
