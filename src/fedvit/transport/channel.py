@@ -307,6 +307,7 @@ class Connection:
     def attend(self, hello: Mapping[str, Any]) -> tuple[dict[str, Any], Iterator[Message]]:
         """Say hello; the welcome, and the tasks as they come. LostError when the server is gone."""
         stream = self.channel.unary_stream(f"/{SERVICE}/attend")(json.dumps(hello).encode())
+        self.stream = stream  # a stream that nobody holds is ended by gRPC
         try:
             welcome = json.loads(next(stream))
         except StopIteration:
