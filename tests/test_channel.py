@@ -248,5 +248,5 @@ def test_a_sites_folder_is_one_client_divided_class_by_class(tmp_path: Path) -> 
     assert np.bincount(dataset.labels[part.train]).tolist() == [0, 6, 6]
     assert np.bincount(dataset.labels[part.test]).tolist() == [0, 2, 2]
     assert any((tmp_path / "state").rglob("*")), "decoded images stay in the site's folder"
-    with pytest.raises(UserError, match="expects a folder of class folders"):
+    with pytest.raises(UserError, match="expected a folder of class folders"):
         site_data(experiment, "north", tmp_path / "nothing", tmp_path / "state")

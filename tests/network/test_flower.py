@@ -114,7 +114,8 @@ def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = [sys.executable, "-m", "fedvit.cli", "run", "--engine", "flower", "--clients", "2", "--cohort", "2"]
     words += ["--samples", "80", "--rounds", "50", "--out", str(out)]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True)
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731, a background shell ignores it
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=heard)
     until(lambda: len(Run(out).rounds) >= 1, "round 1")
     os.kill(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)

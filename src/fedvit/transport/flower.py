@@ -42,7 +42,7 @@ TYPES = {
     for kind in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int16,
                  torch.int32, torch.int64, torch.bool)
 }  # fmt: skip
-LEAST_TRIES, PAUSE = 3, 0.5
+LEAST_TRIES, PAUSE = 3, 1.0
 T = TypeVar("T")
 
 
