@@ -6,20 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
 from flwr.app import ArrayRecord, Message, RecordDict
 from PIL import Image
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import fedvit
 from fedvit import config, site
 from fedvit.agreement import common, differences
+from fedvit.cli import app
 from fedvit.errors import UserError
 from fedvit.experiment import Run
 from fedvit.methods import METHODS
 from fedvit.payload import Payload
 from fedvit.site_state import SiteState
 from fedvit.store import Store, memory_to_bytes
-from fedvit.transport.flower import ABOUT, GROUP, from_array, from_records, to_array, to_records
+from fedvit.transport.flower import ABOUT, GROUP, from_array, from_records, read_app, to_array, to_records
 from fedvit.worker import make_net
 from tests.conftest import finish, tiny
 from tests.grid import Federated
@@ -456,3 +459,59 @@ def test_sites_with_folders_of_their_own_end_as_one_process_with_all_of_them(
     assert mine.description.classes == ["ill", "well"]
     with pytest.raises(UserError, match="at the site"):
         fedvit.load_run(federated.out).model("north")
+
+
+# The command.
+
+
+def command(*words: str) -> Result:
+    return CliRunner().invoke(app, ["flower", *words])
+
+
+def test_fedvit_flower_writes_an_app_without_paths_of_this_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    weights = str(tmp_path / "vit.safetensors")
+    done = command(
+        str(folder), "--sites", "south,north", "--classes", "ill,well", "--method", "fedper", "--weights", weights,
+        "--model", "vit_tiny_patch16_224", "--out", "the-run",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    experiment, federation = read_app(folder / "fedvit_app")
+    assert federation.sites == ("north", "south")
+    assert federation.classes == ("ill", "well")
+    assert experiment.partition.clients == 2
+    assert experiment.data.auroc is True
+    assert str(experiment.model.weights) == "vit.safetensors"
+    everything = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    assert str(tmp_path) not in everything
+    assert 'out = "the-run"' in everything
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sites", "a,a", "--classes", "x,y"], "names that differ"),
+        (["--sites", "a", "--classes", "x,y"], "at least two sites"),
+        (["--sites", "a,b", "--classes", "x"], "two classes"),
+        (["--sites", "a,b", "--classes", "x,y", "--cohort", "3"], "a cohort of 3"),
+    ],
+)
+def test_fedvit_flower_refuses(words: list[str], said: str, tmp_path: Path) -> None:
+    done = command(str(tmp_path / "app"), *words)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+    assert not (tmp_path / "app").exists()
+
+
+def test_fedvit_flower_needs_an_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("x")
+    done = command(str(tmp_path), "--sites", "a,b", "--classes", "x,y")
+    assert done.exit_code == 2
+    assert "is not empty" in done.output
+
+
+@pytest.mark.parametrize(("method", "said"), [("fedv", "split-server"), ("centralized", "pools"), ("fedfed", "sends")])
+def test_methods_that_cannot_run_at_sites_say_why(method: str, said: str, tmp_path: Path) -> None:
+    federated = Federated(tiny(method, **THREE), tmp_path)
+    with pytest.raises(UserError, match=said):
+        federated.finish()

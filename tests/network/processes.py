@@ -98,7 +98,7 @@ class Site:
 
     @property
     def run(self) -> str:
-        return str(json.loads((self.out / "split.json").read_text())["run"])
+        return str(json.loads((self.out / "network.json").read_text())["run"])
 
 
 @contextmanager
