@@ -42,7 +42,7 @@ TYPES = {
     for kind in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int16,
                  torch.int32, torch.int64, torch.bool)
 }  # fmt: skip
-LEAST_TRIES, PAUSE = 3, 1.0
+TRIES, PAUSE = 3, 1.0
 T = TypeVar("T")
 
 
@@ -127,7 +127,7 @@ class Sites:
     def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
         asked = [name for name in messages if task == "evaluate" or not self.drops_out(name, messages[name])]
         least = min(self.min_sites, len(asked))
-        for _ in range(LEAST_TRIES):
+        for _ in range(TRIES):
             self.wait_for(self.min_sites)
             with tempfile.TemporaryDirectory() as spool:  # all must have come before the first is used
                 problems = self.collect(task, messages, Path(spool))
@@ -143,7 +143,7 @@ class Sites:
                         yield name, payload.from_bytes((Path(spool) / str(self.nodes[name])).read_bytes())
                 return
         raise UserError(
-            f"fewer than {least} sites answered, {LEAST_TRIES} times over: {said(problems)}. The run is saved up to "
+            f"fewer than {least} sites answered, {TRIES} times over: {said(problems)}. The run is saved up to "
             "the round before; start it again with resume=true when they are back, or with a smaller min-sites"
         )
 
