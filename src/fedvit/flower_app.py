@@ -1,7 +1,6 @@
 """A Flower app of an experiment (`fedvit flower`), and a trial on this machine (`fedvit run --engine flower`)."""
 
 import json
-import logging
 import os
 import shutil
 import signal
@@ -33,7 +32,6 @@ from fedvit.settings import Experiment
 from fedvit.site import Federation
 from fedvit.worker import make_net
 
-log = logging.getLogger(__name__)
 QUIET = {  # nothing calls home, unless the user has said otherwise
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -172,9 +170,7 @@ class Trial:
         return own
 
 
-def run_trial(
-    experiment: Experiment, folder: Path, *, resume: bool = False, min_sites: int = 0, round_timeout: float = 3600.0
-) -> Iterator[Round]:
+def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> Iterator[Round]:
     """`--engine flower`: a SuperLink and one SuperNode per client on loopback, and the rounds as they are finished."""
     need_flower()
     experiment, federation, dataset, split = for_trial(experiment)
@@ -195,10 +191,7 @@ def run_trial(
         for name in federation.sites:
             told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
             stack.enter_context(supernode(trial, name, told))
-        start = {
-            "resume": resume, "min-sites": min_sites, "round-timeout": round_timeout, "data-dir": data_dir,
-            "at-once": at_once(len(federation.sites)),
-        }  # fmt: skip
+        start = {"resume": resume, "data-dir": data_dir, "at-once": at_once(len(federation.sites))}
         number = submit(trial, app, start)
         yield from followed(trial, folder, number, 0 if not resume else len(Run(folder).rounds))
     counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}

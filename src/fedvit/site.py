@@ -8,7 +8,6 @@ Nothing here knows how messages travel. Everything that may not leave stays in t
     cache/              decoded images
 """
 
-import logging
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +35,6 @@ from fedvit.settings import Experiment
 from fedvit.site_state import SiteState
 from fedvit.store import Store, write
 from fedvit.worker import Net, Worker, make_net
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
