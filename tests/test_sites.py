@@ -20,6 +20,7 @@ from fedvit.errors import UserError
 from fedvit.experiment import Run
 from fedvit.methods import METHODS
 from fedvit.payload import Payload
+from fedvit.report.page import write_report
 from fedvit.site_state import SiteState
 from fedvit.store import Store, memory_to_bytes
 from fedvit.transport.flower import ABOUT, GROUP, from_array, from_records, read_app, to_array, to_records
@@ -374,6 +375,8 @@ def test_a_site_may_keep_its_class_counts(tmp_path: Path) -> None:
     assert "personal_accuracy" in numbers
     assert not [key for key in numbers if "confusion" in key]
     assert "server" not in Run(federated.out).summary["views"]
+    write_report([federated.out], tmp_path / "report.html")
+    assert json.loads((federated.out / "confusion.json").read_text()) == {}
 
 
 @pytest.mark.parametrize("text", ["groups = 3", "method = ['fedavg']", "not toml"])
@@ -459,6 +462,15 @@ def test_sites_with_folders_of_their_own_end_as_one_process_with_all_of_them(
     assert mine.description.classes == ["ill", "well"]
     with pytest.raises(UserError, match="at the site"):
         fedvit.load_run(federated.out).model("north")
+    file, image = tmp_path / "north.safetensors", sites_folder / "north" / "ill" / "0.png"
+    for words in (
+        ["export", str(own), "--client", "north", "--out", str(file)],
+        ["predict", str(own), str(image), "--client", "north"],
+    ):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    assert file.is_file()
+    assert "ill" in done.output
 
 
 # The command.

@@ -605,6 +605,10 @@ def split_client(
             help="This client's images, a folder of class folders (default: play client NAME of the experiment's own data and partition).",
         ),
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="TOML file with what may leave (default: all that the method sends)."),
+    ] = None,
     wait: Annotated[
         float,
         typer.Option(
@@ -618,6 +622,7 @@ def split_client(
     """Split learning on a network: one client's side, which has the images, the head and the tail."""
     with clear_errors(flags["debug"], flags["quiet"]):
         from fedvit import config
+        from fedvit.policy import read_policy
         from fedvit.split_client import SplitClient
         from fedvit.transport.channel import identity_of
 
@@ -628,7 +633,7 @@ def split_client(
             if not flags["quiet"]:
                 err.print(line, soft_wrap=True, highlight=False, markup=False)
 
-        SplitClient(settings, name, state, data).attend(server, identity, wait=wait, said=said)
+        SplitClient(settings, name, state, data, read_policy(policy)).attend(server, identity, wait=wait, said=said)
 
 
 def print_json(content: Any) -> None:

@@ -115,12 +115,13 @@ def write_clients(
 
 
 def write_confusion(path: Path, scores: Scores) -> None:
-    """confusion.json: for every client [class, predicted class, images] on its own test images, under view personal."""
+    """confusion.json: [class, predicted class, images] of every client that tells, on its own test images."""
     start = f"personal_{CONFUSION}_"
     content = {}
     for name, score in scores.items():
         counts = {key.removeprefix(start): int(n) for key, n in score.items() if key.startswith(start)}
-        content[name] = [[*map(int, cell.split("_")), n] for cell, n in counts.items()]
+        if counts:
+            content[name] = [[*map(int, cell.split("_")), n] for cell, n in counts.items()]
     write_text(path, strict_json(content) + "\n")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedvit import tree
 from fedvit.evaluation import AUROC, CONFUSION, EVALUATION_BATCH, METRICS
 from fedvit.models.cuts import Parts
+from fedvit.payload import Payload
 from fedvit.split import Message, ServerSide
 from fedvit.split_rounds import split_of
 from fedvit.transport.channel import GarbageError, LateError
@@ -147,6 +148,24 @@ class Checks:
         compare(found, wanted, message.kind)
         if "labels/y" in found and not ((found["labels/y"] >= 0) & (found["labels/y"] < self.classes)).all():
             raise GarbageError("labels that are no classes")
+
+    def largest(self, train: int, test: int) -> list[Payload]:
+        """What a client with so many images sends, one of each kind that has tensors, at its largest."""
+        batch, labels = (
+            min(self.batch, train),
+            {"labels": {"y": torch.zeros(min(self.batch, train), dtype=torch.int32)}},
+        )
+        kinds = [{"h": self.zeros("h", batch), **(labels if self.split.labels_leave else {})}]
+        kinds.append({"h": self.zeros("h", min(EVALUATION_BATCH, test))})
+        if not self.split.labels_leave:
+            kinds.append({"b": self.zeros("b", batch)})
+        if self.split.average_every and self.own:
+            kinds.append({"parts": self.own})
+        return [Payload(trees) for trees in kinds]
+
+    def zeros(self, group: str, images: int) -> Tree:
+        wanted = self.packed(group, (images, *self.h))
+        return {name: torch.zeros(1, dtype=dtype).expand(shape) for name, (dtype, shape) in wanted.items()}
 
     def packed(self, group: str, shape: Shape) -> dict[str, tuple[torch.dtype, Shape]]:
         wanted = {f"{group}/x": (WIRES[self.split.wire], shape)}

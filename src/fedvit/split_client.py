@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from fedvit.agreement import common
 from fedvit.client import Memory
 from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
-from fedvit.errors import UserError, nearest
+from fedvit.errors import PublicError, UserError, nearest
 from fedvit.evaluation import view_scores
 from fedvit.experiment import STARTED, load_data, run_log, started_by
 from fedvit.models.cuts import Parts
 from fedvit.payload import Payload
+from fedvit.policy import Policy
 from fedvit.settings import Experiment
 from fedvit.site import own_experiment
 from fedvit.site_state import SiteState
-from fedvit.split import ClientSide, Message
+from fedvit.split import Channel, ClientSide, Message
+from fedvit.split_checks import Checks
 from fedvit.split_rounds import split_of
 from fedvit.transport.channel import Connection, GarbageError, Identity, LateError, LostError, why_no_connection
 from fedvit.worker import Net, Worker, make_net
@@ -35,9 +37,16 @@ PAUSE = 0.5  # seconds between looks for a server
 class SplitClient:
     """One client with its images. It answers the server's tasks until the run is over."""
 
-    def __init__(self, experiment: Experiment, name: str, state: Path, folder: Path | None = None):
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        state: Path,
+        folder: Path | None = None,
+        policy: Policy | None = None,
+    ):
         torch.set_num_threads(experiment.run.threads)
-        self.experiment, self.name, self.folder = experiment, name, state
+        self.experiment, self.name, self.folder, self.policy = experiment, name, state, policy or Policy()
         dataset, split = site_data(experiment, name, folder, state) if folder else load_data(experiment)
         if name not in split.clients:
             raise UserError(f"the experiment's data has no client {name!r}; {nearest(name, split.clients)}")
@@ -84,8 +93,21 @@ class SplitClient:
                     connection.close()
                 time.sleep(PAUSE)
 
+    def check_policy(self) -> None:
+        """Refuse, before anything leaves, a run in which something would leave that may not."""
+        method = str(self.experiment.method["name"])
+        checks = Checks(self.net, self.experiment.train.batch)
+        for payload in checks.largest(self.hello["train"], self.hello["test"]):
+            self.policy.admit(self.experiment.label, method, payload, epsilon=None)
+
     def work(self, connection: Connection, said: Callable[[str], None]) -> bool:
         """Do the tasks of one connection; True when the run is over, False when the connection broke on the way."""
+        try:
+            self.check_policy()
+        except PublicError as refused:
+            log.error("refused: %s", refused)
+            connection.decline(self.name, str(refused))
+            raise UserError(f"{self.name} does not take part: {refused}") from refused
         try:
             welcome, tasks = connection.attend(self.hello)
         except (LateError, GarbageError) as refused:
@@ -112,9 +134,10 @@ class SplitClient:
         after = int(task.payload.scalars["continues"])
         memory = self.recalled(run, after)
         log.info("round %d: %s", task.round, task.kind)
+        door = Door(connection, self.policy)
         match task.kind:
             case "train":
-                found: Mapping[str, float] = self.train(connection, task, memory)
+                found: Mapping[str, float] = self.train(door, task, memory)
                 self.state.put(run, task.round, memory)
             case "receive":
                 own = memory["personal"]
@@ -123,7 +146,7 @@ class SplitClient:
                 self.state.put(run, task.round, memory)
                 found = {}
             case "evaluate":
-                found = self.evaluate(connection, task, memory)
+                found = self.policy.release(Payload(scalars=self.evaluate(door, task, memory))).scalars
             case _:
                 raise UserError(f"the server gives a task {task.kind!r} that this version does not know")
         connection.send("done", replace(task, payload=Payload(scalars=found)).to_bytes())
@@ -138,7 +161,7 @@ class SplitClient:
             )
         return memory
 
-    def train(self, connection: Connection, task: Message, memory: Memory) -> dict[str, float]:
+    def train(self, channel: Channel, task: Message, memory: Memory) -> dict[str, float]:
         self.net.module.train()
         client = self.worker.client(self.name, task.round, memory)
         requests = ClientSide(self.split, self.parts, client).requests(average=bool(task.payload.scalars["average"]))
@@ -148,17 +171,29 @@ class SplitClient:
                 if message is None:
                     message = next(requests)
                 else:
-                    message = requests.send(Message.from_bytes(connection.call(message.to_bytes())))
+                    message = requests.send(Message.from_bytes(channel.call(message.to_bytes())))
         except StopIteration:
             return {"loss": client.scalars["loss"]}
 
-    def evaluate(self, connection: Connection, task: Message, memory: Memory) -> dict[str, float]:
+    def evaluate(self, channel: Channel, task: Message, memory: Memory) -> dict[str, float]:
         self.net.module.eval()
         client = self.worker.client(self.name, task.round, memory)
         with torch.no_grad():
-            predict = ClientSide(self.split, self.parts, client).predictor(connection)
+            predict = ClientSide(self.split, self.parts, client).predictor(channel)
         inputs, worker = self.net.inputs, self.worker
         return view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
+
+
+@dataclass(frozen=True)
+class Door:
+    """The one way out for a batch's messages: what the site's rules forbid does not pass."""
+
+    connection: Connection
+    policy: Policy
+
+    def call(self, request: bytes) -> bytes:
+        self.policy.release(Message.from_bytes(request).payload)
+        return self.connection.call(request)
 
 
 def site_data(experiment: Experiment, name: str, folder: Path, state: Path) -> tuple[Dataset, Split]:

@@ -115,6 +115,7 @@ class Remote:
         """Wait until so many clients are here, or for so long that `least` will do."""
         begin = said = time.monotonic()
         while len(self.present()) < wanted:
+            self.look_at_declined()
             now = time.monotonic()
             if now - begin > limit and len(self.present()) >= self.least:
                 return
@@ -123,6 +124,15 @@ class Remote:
                 missing = [name for name in self.names if name not in self.present()]
                 log.warning("waiting for %s", ", ".join(missing))
             self.handle(TICK)
+
+    def look_at_declined(self) -> None:
+        """Before the first round a client that does not take part ends the run; later it is one that is missing."""
+        while self.listener.declined:
+            name, reason = self.listener.declined.popitem()
+            text = f"client {name} does not take part: {reason}"
+            if name in self.names and not any(self.trained.values()):
+                raise UserError(f"{text}; agree with it on another run, or leave it out of --clients")
+            log.warning("%s", text)
 
     # The calls of the loop.
 

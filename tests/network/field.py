@@ -39,9 +39,12 @@ class Field:
     def stop(self, name: str) -> None:
         self.stacks.pop(name).close()
 
+    def signal(self, name: str, kind: signal.Signals) -> None:
+        """To a process and all its children."""
+        os.killpg(self.processes[name].pid, kind)
+
     def kill(self, name: str) -> None:
-        """At once, with all its children."""
-        os.killpg(self.processes[name].pid, signal.SIGKILL)
+        self.signal(name, signal.SIGKILL)
         self.stop(name)
 
     def state_of(self, site: str) -> Path:

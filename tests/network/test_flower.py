@@ -75,8 +75,25 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_own_state(tmp_path: Path
         assert run.finished
         assert run.rounds[-1]["failed"] == []
         assert "2 did not answer" in (out / "log.txt").read_text() or "client 2" in (out / "log.txt").read_text()
-        kept = json.loads((out / "network.json").read_text())["run"]
-        assert sorted(SiteState(made.state_of("2") / "states").states(kept))[-1] == 4
+        assert sorted(rounds_at(made, out, "2"))[-1] == 4
+
+
+def test_a_node_that_answers_late_is_left_out_and_goes_on_from_what_counted(tmp_path: Path) -> None:
+    experiment = tiny("fedper", **THREE, cohort=3, rounds=4)
+    with field(tmp_path, SITES) as made:
+        out = tmp_path / "out"
+        made.submit(experiment, out, min_sites=2, round_timeout=60.0)
+        until(lambda: len(Run(out).rounds) == 1, "round 1")
+        until(lambda: made.said("2").count("train") == 2, "round 2 at site 2")
+        made.signal("2", signal.SIGSTOP)
+        until(lambda: len(Run(out).rounds) == 2, "round 2 without site 2")
+        made.signal("2", signal.SIGCONT)
+        run = made.wait(out)
+        assert run.finished
+        assert run.rounds[1]["failed"] == ["2"]
+        assert run.rounds[-1]["failed"] == []
+        assert "2 did not answer" in (out / "log.txt").read_text()
+        assert sorted(rounds_at(made, out, "2"))[-1] == 4
 
 
 def test_a_server_killed_in_mid_round_resumes_to_the_same_bits(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Split learning between real processes: the same bits as in one, faults that cost a round at most, and refusals."""
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -216,6 +217,40 @@ def test_no_server_and_no_certificates(tmp_path: Path) -> None:
         assert f"no server at {here.address}" in nobody.wait(2)
         assert "expected --cert, --key and --ca" in bare.wait(2)
         assert "--insecure is for trials on one machine" in far.wait(2)
+
+
+def test_a_site_has_rules_of_its_own(tmp_path: Path) -> None:
+    rules = tmp_path / "policy.toml"
+    rules.write_text('methods = ["fedv"]\ngroups = ["h", "b"]\nclass_counts = false\nlargest_message_mb = 20')
+    with site(tmp_path, "fedv", {"fedround": 0}) as here:
+        server = here.server()
+        clients = [here.client("0", "--policy", rules), here.client("1"), here.client("2")]
+        server.wait()
+        for client in clients:
+            client.wait()
+        assert set(json.loads((here.out / "confusion.json").read_text())) == {"1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("label", "rules", "said"),
+    [
+        ("fedv", 'methods = ["festa"]', "the policy allows festa, and this is fedv"),
+        ("splitfed_v1", 'groups = ["h"]', "the policy does not let the group labels leave"),
+        ("fedv", "largest_message_mb = 0.001", "the policy lets 0.001 MB leave in one message"),
+    ],
+)
+def test_a_site_whose_rules_forbid_the_run_ends_it_before_round_1(
+    label: str, rules: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.toml").write_text(rules)
+    with site(tmp_path, label) as here:
+        server, others = here.server(), [here.client(name) for name in NAMES[1:]]
+        careful = here.client("0", "--policy", tmp_path / "policy.toml")
+        assert f"0 does not take part: {said}" in careful.wait(2)
+        assert f"client 0 does not take part: {said}" in server.wait(2)
+        assert f"refused: {said}" in here.log("0")
+        assert not here.rows()
+        assert all(client.popen.poll() is None for client in others)  # they look for another server
 
 
 # Certificates, against the service itself.

@@ -29,6 +29,7 @@ except ImportError as missing:
 SERVICE = "fedvit.Split"
 TOKEN = "session"
 UNLIMITED = -1
+LONGEST_TEXT = 300
 ALIVE = (  # a peer whose machine is gone is noticed in half a minute
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -159,6 +160,7 @@ class Listener:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.sessions: dict[str, Session] = {}  # by name
         self.lock = threading.Lock()
+        self.declined: dict[str, str] = {}  # by name: why a client does not take part
         self.closed = False
         options = (
             *ALIVE,
@@ -198,6 +200,9 @@ class Listener:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is not the hello of a fedvit split-client")
         self.check_certificate(context, name)
         try:
+            if "declined" in hello:
+                self.declined[name] = str(hello["declined"])[:LONGEST_TEXT]
+                raise RefusedError("noted")
             self.admit(hello)
         except RefusedError as problem:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(problem))
@@ -316,6 +321,13 @@ class Connection:
             raise self.error_of(problem) from problem
         self.metadata = ((TOKEN, welcome[TOKEN]),)
         return welcome, self.tasks(stream)
+
+    def decline(self, name: str, reason: str) -> None:
+        """Tell the server that this client does not take part."""
+        try:
+            self.attend({"name": name, "declined": reason})
+        except LateError:
+            return
 
     def tasks(self, stream: Any) -> Iterator[Message]:
         try:
