@@ -48,6 +48,7 @@ build-backend = "hatchling.build"
 [project]
 name = "fedvit-app"
 version = "1.0.0"
+description = "An experiment of FedViT, for its server and its sites"
 license = "MIT"
 dependencies = ["fedvit[flower]=={version}"]
 

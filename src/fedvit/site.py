@@ -157,7 +157,6 @@ def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, fo
 
 def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:
     """An answer, or a refusal without a word about the site's files; the site's own log has the whole story."""
-    note(state, name, what)
     see = "log.txt in its state folder"
     try:
         return work()

@@ -60,13 +60,17 @@ def test_a_policy_is_shown_at_the_server(tmp_path: Path) -> None:
         assert said in made.said("1")
 
 
+def into_round_2(made: Field) -> Path:
+    """A run of four rounds, whose second has begun at site 2; its folder."""
+    out = made.folder / "out"
+    made.submit(tiny("fedper", **THREE, cohort=3, rounds=4), out, min_sites=2, round_timeout=60.0)
+    until(lambda: "round 2: train" in made.said("2"), "round 2 at site 2")
+    return out
+
+
 def test_a_node_killed_in_mid_round_comes_back_with_its_own_state(tmp_path: Path) -> None:
-    experiment = tiny("fedper", **THREE, cohort=3, rounds=4)
     with field(tmp_path, SITES) as made:
-        out = tmp_path / "out"
-        made.submit(experiment, out, min_sites=2, round_timeout=60.0)
-        until(lambda: len(Run(out).rounds) == 1, "round 1")
-        until(lambda: made.said("2").count("train") == 2, "round 2 at site 2")
+        out = into_round_2(made)
         made.kill("2")
         until(lambda: len(Run(out).rounds) == 2, "round 2")
         assert Run(out).rounds[1]["failed"] == ["2"]
@@ -74,17 +78,13 @@ def test_a_node_killed_in_mid_round_comes_back_with_its_own_state(tmp_path: Path
         run = made.wait(out)
         assert run.finished
         assert run.rounds[-1]["failed"] == []
-        assert "2 did not answer" in (out / "log.txt").read_text() or "client 2" in (out / "log.txt").read_text()
+        assert "client 2" in (out / "log.txt").read_text()
         assert sorted(rounds_at(made, out, "2"))[-1] == 4
 
 
 def test_a_node_that_answers_late_is_left_out_and_goes_on_from_what_counted(tmp_path: Path) -> None:
-    experiment = tiny("fedper", **THREE, cohort=3, rounds=4)
     with field(tmp_path, SITES) as made:
-        out = tmp_path / "out"
-        made.submit(experiment, out, min_sites=2, round_timeout=60.0)
-        until(lambda: len(Run(out).rounds) == 1, "round 1")
-        until(lambda: made.said("2").count("train") == 2, "round 2 at site 2")
+        out = into_round_2(made)
         made.signal("2", signal.SIGSTOP)
         until(lambda: len(Run(out).rounds) == 2, "round 2 without site 2")
         made.signal("2", signal.SIGCONT)

@@ -29,7 +29,7 @@ from fedvit.policy import read_policy
 from fedvit.results import Holding
 from fedvit.serving import run_name, serve, telling
 from fedvit.settings import Experiment
-from fedvit.site import Federation, Refusal, Site, guarded
+from fedvit.site import Federation, Refusal, Site, guarded, note
 from fedvit.transport import Task
 from fedvit.transport.inprocess import drops_out
 from fedvit.worker import Net, make_net
@@ -302,13 +302,15 @@ def said(problems: Mapping[str, str]) -> str:
 # The apps.
 
 
-def read_app(folder: Path, data_dir: str | None = None) -> tuple[Experiment, Federation]:
+def read_app(folder: Path, data_dir: str | None = None, threads: str | None = None) -> tuple[Experiment, Federation]:
     """experiment.toml and federation.toml of a Flower app that `fedvit flower` wrote."""
     agreed = tomllib.loads((folder / "federation.toml").read_text())
     federation = Federation(tuple(agreed["sites"]), tuple(agreed["classes"]))
     tables = config.read(folder / "experiment.toml")
     if data_dir:
         tables["data"]["dir"] = data_dir
+    if threads:
+        tables["run"]["threads"] = threads
     return config.resolve(tables, federation.sites), federation
 
 
@@ -371,7 +373,8 @@ def answered(folder: Path, message: Message, context: Context, task: str) -> Mes
 def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str) -> RecordDict:
     """A site's answer to one message."""
     content, about = from_records(records)
-    experiment, federation = read_app(folder, told.get("data-dir"))
+    note(Path(told["state"]), told["site"], task if task == "hello" else f"round {content.scalars['round']:g}: {task}")
+    experiment, federation = read_app(folder, told.get("data-dir"), told.get("threads"))
     own, rules = told.get("data"), told.get("policy")
     site = Site(
         experiment,
