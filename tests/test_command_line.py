@@ -105,6 +105,10 @@ def test_resuming_with_changed_settings_names_them(run_folder: Path) -> None:
     assert "run.seed was 0, now 4" in message
 
 
+def test_a_run_may_be_resumed_where_data_and_weights_lie_elsewhere(run_folder: Path, tmp_path: Path) -> None:
+    assert call("run", "--resume", "--out", run_folder, "--set", f"data.dir={tmp_path}")[0] == 0
+
+
 def test_eval_every_leaves_views_null_between(tmp_path: Path) -> None:
     assert call("run", *QUICK, "--rounds", "3", "--eval-every", "2", "--out", tmp_path / "r", "--quiet")[0] == 0
     assert [row["views"] is None for row in Run(tmp_path / "r").rounds] == [True, False, False]

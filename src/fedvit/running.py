@@ -88,7 +88,7 @@ def refuse_changes(folder: Path, experiment: Experiment) -> None:
     """A run is resumed with the settings it began with; more rounds extend it, unless they change past rates."""
     saved = config.to_tables(Run(folder).experiment)  # with today's defaults for settings that are newer than the run
     difference = config.changed(saved, config.to_tables(experiment))
-    for key in ("run.cache_mb", "run.track"):  # what is kept and who looks on decides no result
+    for key in ("run.cache_mb", "run.track", "data.dir", "data.cache"):  # where things lie decides no result
         difference.pop(key, None)
     old, new = difference.get("train.rounds", (0, 0))
     if new > old:
