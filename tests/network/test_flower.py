@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedvit.experiment import Run
+from fedvit.flower_app import for_trial, write_app
 from fedvit.site_state import SiteState
 from fedvit.store import memory_to_bytes
 from tests.conftest import finish, tiny
@@ -94,6 +95,48 @@ def test_a_node_that_answers_late_is_left_out_and_goes_on_from_what_counted(tmp_
         assert run.rounds[-1]["failed"] == []
         assert "2 did not answer" in (out / "log.txt").read_text()
         assert sorted(rounds_at(made, out, "2"))[-1] == 4
+
+
+GARBAGE = """
+from pathlib import Path
+
+from fedvit.transport import flower
+
+honest = flower.answer
+
+
+def answer(folder, told, records, task):
+    found = honest(folder, told, records, task)
+    if told["site"] != "1" or task != "train":
+        return found
+    content, about = flower.from_records(found)
+    weights, number = content.trees["shared"], int(about["round"])
+    name = next(iter(weights))
+    if number == 1:
+        weights[name] = weights[name] * float("nan")
+    elif number == 2:
+        weights[name] = weights[name].flatten()[:1]
+    elif number == 3:
+        about["round"] = 2
+    return flower.to_records(content, about)
+
+
+flower.answer = answer
+app = flower.client_app(Path(__file__).parent)
+"""
+
+
+def test_garbage_costs_its_sender_the_round(tmp_path: Path) -> None:
+    """NaN, another shape and the reply of another round, by an app that is not ours."""
+    out, app = tmp_path / "out", tmp_path / "out-app"
+    experiment, federation, _, _ = for_trial(tiny("fedper", **THREE, cohort=3, rounds=4))
+    write_app(app, experiment, federation, str(out))
+    (app / "fedvit_app" / "client_app.py").write_text(GARBAGE)
+    with field(tmp_path, SITES) as made:
+        made.submit_app(experiment, federation, out, min_sites=2)
+        run = made.wait(out)
+    assert run.finished, (out / "error.txt").read_text()
+    assert [row["failed"] for row in run.rounds] == [["1"], ["1"], ["1"], []]
 
 
 def test_a_server_killed_in_mid_round_resumes_to_the_same_bits(tmp_path: Path) -> None:

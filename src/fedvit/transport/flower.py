@@ -1,11 +1,12 @@
 """Rounds over Flower: our loop under its ServerApp, a site's answers under its ClientApp, our payloads as its records.
 
-Flower carries and authenticates messages; it decides nothing. A tensor crosses as its raw bytes with its type and
-shape, so nothing is unpickled and the bytes that are counted are those that are sent.
+Flower carries and authenticates messages; it decides nothing. Tensors cross as their raw bytes in one array,
+with a list of names, types and shapes, so nothing is unpickled and the bytes that are counted are those that are sent.
 """
 
 import json
 import logging
+import math
 import tempfile
 import time
 import tomllib
@@ -32,11 +33,12 @@ from fedvit.settings import Experiment
 from fedvit.site import Federation, Refusal, Site, guarded, note
 from fedvit.transport import Task
 from fedvit.transport.inprocess import drops_out
+from fedvit.tree import Tree
 from fedvit.worker import Net, make_net
 
 log = logging.getLogger(__name__)
-GROUP, NUMBERS, ABOUT = "group:", "numbers", "about"  # keys of the records in a message
-RAW = "fedvit.raw"  # how arrays are written: their bytes in memory, little-endian
+ABOUT, NUMBERS, LAYOUT, TENSORS = "about", "numbers", "layout", "tensors"  # the records of a message
+RAW = "fedvit.raw"  # how the array is written: the tensors' bytes in memory, one after the other
 TYPES = {
     str(kind).removeprefix("torch."): kind
     for kind in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.uint8, torch.int8, torch.int16,
@@ -50,45 +52,62 @@ T = TypeVar("T")
 
 
 def to_records(content: Payload, about: Mapping[str, Any]) -> RecordDict:
-    """A payload and what it is about, as Flower sends it."""
+    """A payload and what it is about, as Flower sends it: all tensors in one array, since each array is a request."""
     records = RecordDict({ABOUT: ConfigRecord(dict(about)), NUMBERS: MetricRecord(dict(content.scalars))})
-    for group, tree in content.trees.items():
-        records[GROUP + group] = ArrayRecord({name: to_array(tensor) for name, tensor in tree.items()})
+    if content.trees:
+        layout = {
+            group: [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tree.items()]
+            for group, tree in content.trees.items()
+        }
+        blob = b"".join(raw(tensor) for tree in content.trees.values() for tensor in tree.values())
+        records[LAYOUT] = ConfigRecord({LAYOUT: json.dumps(layout)})
+        records[TENSORS] = ArrayRecord({TENSORS: Array("uint8", (len(blob),), RAW, blob)})
     return records
 
 
 def from_records(records: RecordDict) -> tuple[Payload, dict[str, Any]]:
     """What `to_records` was given; a ValueError where it is something else."""
-    trees, numbers, about = {}, {}, {}
-    for key, record in records.items():
-        if isinstance(record, ArrayRecord) and key.startswith(GROUP):
-            trees[key.removeprefix(GROUP)] = {name: from_array(array) for name, array in record.items()}
-        elif isinstance(record, MetricRecord) and key == NUMBERS:
-            numbers = dict(record)
-        elif isinstance(record, ConfigRecord) and key == ABOUT:
-            about = dict(record)
-        else:
-            raise ValueError(f"a record {key!r} that is none of ours")
+    strange = set(records) - {ABOUT, NUMBERS, LAYOUT, TENSORS}
+    if strange:
+        raise ValueError(f"a record {min(strange)!r} that is none of ours")
+    trees: dict[str, Tree] = {}
+    try:
+        numbers, about = dict(records.metric_records[NUMBERS]), dict(records.config_records[ABOUT])
+        if LAYOUT in records:
+            layout, array = records.config_records[LAYOUT][LAYOUT], records.array_records[TENSORS][TENSORS]
+            if array.stype != RAW:
+                raise ValueError(f"an array written as {array.stype!r}")
+            trees = read_tensors(json.loads(str(layout)), array.data)
+    except (KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(f"records that are not ours: {problem!r}") from problem
     if not all(isinstance(value, int | float) for value in numbers.values()):
         raise ValueError("a list where a number was expected")
     return Payload(trees, numbers), about  # type: ignore[arg-type]
 
 
-def to_array(tensor: Tensor) -> Array:
+def raw(tensor: Tensor) -> bytes:
+    """A tensor's bytes in memory, little-endian."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return Array(kind, tuple(tensor.shape), RAW, flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def from_array(array: Array) -> Tensor:
-    if array.stype != RAW or array.dtype not in TYPES:
-        raise ValueError(f"an array of {array.dtype!r} written as {array.stype!r}")
-    kind = TYPES[array.dtype]
-    shape = torch.Size(array.shape)
-    if len(array.data) != shape.numel() * kind.itemsize:
-        raise ValueError(f"{len(array.data)} bytes for {array.dtype} {tuple(shape)}")
-    flat = torch.frombuffer(bytearray(array.data), dtype=kind) if array.data else torch.empty(0, dtype=kind)
-    return flat.reshape(shape)
+def read_tensors(layout: Mapping[str, Any], blob: bytes) -> dict[str, Tree]:
+    """The tensors that lie one after the other in the bytes, each in memory of its own."""
+    trees: dict[str, Tree] = {}
+    view, at = memoryview(blob), 0
+    for group, entries in layout.items():
+        trees[group] = {}
+        for name, kind, shape in entries:
+            if kind not in TYPES or not all(type(n) is int and n >= 0 for n in shape):
+                raise ValueError(f"a tensor of kind {kind!r} and shape {shape!r}")
+            end = at + math.prod(shape) * TYPES[kind].itemsize
+            if end > len(view):
+                raise ValueError(f"{len(view)} bytes are too few for what is said to be in them")
+            flat = torch.frombuffer(bytearray(view[at:end]), dtype=TYPES[kind]) if end > at else torch.empty(0)
+            trees[group][name], at = flat.to(TYPES[kind]).reshape(shape), end
+    if at != len(view):
+        raise ValueError(f"{len(view)} bytes where {at} were expected")
+    return trees
 
 
 # The server's side.
