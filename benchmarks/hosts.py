@@ -132,7 +132,7 @@ def main() -> None:
         images = Path(place) / "images"
         make_images(images, told.images)
         print(f"{SLOW} behind {told.rate}, {100 * told.loss:g} % of packets lost; {told.rounds} rounds, ViT-Tiny 96 px")
-        print(f"{'row':16}{'MB up a round':>14}{'over Flower, s':>16}{'one process, s':>16}{'difference, s':>15}")
+        print(f"{'row':16}{'MB each way':>14}{'over Flower, s':>16}{'one process, s':>16}{'difference, s':>15}")
         for row in told.rows:
             folder = Path(place) / row
             folder.mkdir()

@@ -19,6 +19,7 @@ from tests.network.field import Field, field, until
 from tests.test_sites import memories, server_files
 
 THREE = {"clients": 3, "samples": 120}
+LAST = {**THREE, "eval_every": 0}  # tested after the last round only
 SITES = ["0", "1", "2"]
 
 
@@ -64,7 +65,7 @@ def test_a_policy_is_shown_at_the_server(tmp_path: Path) -> None:
 def into_round_2(made: Field) -> Path:
     """A run of four rounds, whose second has begun at site 2; its folder."""
     out = made.folder / "out"
-    made.submit(tiny("fedper", **THREE, cohort=3, rounds=4), out, min_sites=2, round_timeout=60.0)
+    made.submit(tiny("fedper", **LAST, cohort=3, rounds=4), out, min_sites=2, round_timeout=60.0)
     until(lambda: "round 2: train" in made.said("2"), "round 2 at site 2")
     return out
 
@@ -129,7 +130,7 @@ app = flower.client_app(Path(__file__).parent)
 def test_garbage_costs_its_sender_the_round(tmp_path: Path) -> None:
     """NaN, another shape and the reply of another round, by an app that is not ours."""
     out, app = tmp_path / "out", tmp_path / "out-app"
-    experiment, federation, _, _ = for_trial(tiny("fedper", **THREE, cohort=3, rounds=4))
+    experiment, federation, _, _ = for_trial(tiny("fedper", **LAST, cohort=3, rounds=4))
     write_app(app, experiment, federation, str(out))
     (app / "fedvit_app" / "client_app.py").write_text(GARBAGE)
     with field(tmp_path, SITES) as made:
@@ -140,7 +141,7 @@ def test_garbage_costs_its_sender_the_round(tmp_path: Path) -> None:
 
 
 def test_a_server_killed_in_mid_round_resumes_to_the_same_bits(tmp_path: Path) -> None:
-    experiment = tiny("fedper", **THREE, rounds=3)
+    experiment = tiny("fedper", **LAST, rounds=3)
     alone = finish(experiment, tmp_path / "alone")
     with field(tmp_path, SITES) as made:
         out = tmp_path / "out"
