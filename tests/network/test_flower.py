@@ -171,6 +171,19 @@ def rounds_at(made: Field, out: Path, site: str) -> list[int]:
     return list(SiteState(made.state_of(site) / "states").states(json.loads(saved.read_text())["run"]))
 
 
+def test_a_trial_on_this_machine_ends_as_a_run_in_one_process(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "fedvit", "run", "--method", "fedper", "--clients", "2", "--cohort", "2"]
+    words += ["--samples", "80", "--rounds", "1"]
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    subprocess.run([*words, "--out", alone, "--quiet"], check=True)
+    done = subprocess.run([*words, "--engine", "flower", "--out", out], check=True, capture_output=True, text=True)
+    assert "fedper" in done.stdout
+    assert (out / "report.html").is_file()
+    for name in ("clients.csv", "confusion.json"):
+        assert (out / name).read_bytes() == (alone / name).read_bytes()
+    assert {path.name for path in (out / "sites").iterdir()} == {"0", "1"}
+
+
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = [sys.executable, "-m", "fedvit.cli", "run", "--engine", "flower", "--clients", "2", "--cohort", "2"]
