@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedvit.transport.channel import Connection, Event, Identity, Listener
 
 WIDTHS = {"ViT-Tiny": 192, "ViT-B": 768}
 BATCH, TOKENS = 32, 197
+ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 
 
@@ -88,7 +90,13 @@ def measure(connection: Connection, x: torch.Tensor, wire: Wire, seconds: float)
     return found
 
 
-def results(repeats: int = 3, seconds: float = 1.0) -> list[Result]:
+def results(
+    repeats: int = 3,
+    seconds: float = 1.0,
+    widths: Mapping[str, int] = WIDTHS,
+    batch: int = BATCH,
+    wires: tuple[Wire, ...] = ("fp32", "bf16"),
+) -> list[Result]:
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
@@ -104,7 +112,9 @@ def results(repeats: int = 3, seconds: float = 1.0) -> list[Result]:
                 str(folder),
                 *(["--safe"] if safe else []),
             ]
-            process = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+            )
             assert process.stdin is not None
             assert process.stdout is not None
             stack.callback(process.stdin.close)
@@ -113,10 +123,9 @@ def results(repeats: int = 3, seconds: float = 1.0) -> list[Result]:
             connection = connections[safe] = Connection(f"localhost:{port}", identity)
             stack.callback(connection.close)
             connection.attend({"name": "localhost"})
-        wires: tuple[Wire, ...] = ("fp32", "bf16")
-        for model, width in WIDTHS.items():
+        for model, width in widths.items():
             for wire in wires:
-                x = torch.randn(BATCH, TOKENS, width)
+                x = torch.randn(batch, TOKENS, width)
                 ratios = []
                 for _ in range(repeats):
                     tls, plain = (measure(connections[safe], x, wire, seconds) for safe in (True, False))

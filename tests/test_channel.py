@@ -1,26 +1,49 @@
-"""What crosses in split learning: frames in one copy, checks before use, sums that do not depend on who came first."""
+"""What crosses in split learning: one copy on each side, checks before use, sums that no order of arrival changes."""
 
 import importlib
 import json
+import math
+import queue
+import socket
 import sys
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedvit import payload
+from fedvit import payload, split_client
+from fedvit.agreement import common, differences
 from fedvit.errors import UserError
+from fedvit.evaluation import METRICS, score_problem
 from fedvit.models.cuts import Parts
 from fedvit.payload import Payload
-from fedvit.split import ClientSide, Message, ServerSide, pack
+from fedvit.split import GIVEN_UP, ClientSide, Message, ServerSide, pack, unpack
 from fedvit.split_checks import Checks, Progress
-from fedvit.split_client import site_data
+from fedvit.split_client import SplitClient, site_data
 from fedvit.split_rounds import Here, Loopback, federate_split, one_step, server_side
-from fedvit.transport.channel import GarbageError, LateError, host_and_port, identity_of
+from fedvit.split_server import Remote
+from fedvit.transport.channel import (
+    Connection,
+    Event,
+    GarbageError,
+    LateError,
+    Session,
+    TakenError,
+    host_and_port,
+    identity_of,
+    why_no_connection,
+)
+from fedvit.worker import make_net
 from tests.conftest import Bench, same_trees, tiny
 
 TREES = {
@@ -51,6 +74,42 @@ def test_a_message_is_read_in_place() -> None:
     whole = torch.frombuffer(blob, dtype=torch.uint8)
     assert whole.data_ptr() <= read.data_ptr() < whole.data_ptr() + len(blob)
     assert read.data_ptr() % 4 == 0
+
+
+def test_a_tensor_is_copied_once_where_it_is_written_and_once_where_it_is_read() -> None:
+    x = torch.randn(64, 197, 192)
+
+    class Made(TorchDispatchMode):
+        """Bytes of the tensors that torch makes, those that lie in older ones not counted."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.known, self.nbytes = {x.untyped_storage().data_ptr()}, 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in self.known:
+                self.known.add(out.untyped_storage().data_ptr())
+                self.nbytes += out.nbytes
+            return out
+
+    size, slack = x.nbytes, 100_000
+    tracemalloc.start()
+    try:
+        with Made() as made:
+            blob = Message(1, "c", 0, "forward", Payload({"h": pack(x, "fp32")})).to_bytes()
+        assert made.nbytes == 0
+        assert size <= tracemalloc.get_traced_memory()[1] < size + slack  # the bytes themselves
+        tracemalloc.reset_peak()
+        read = Message.from_bytes(blob).payload.trees["h"]
+        made.known.add(read["x"].untyped_storage().data_ptr())
+        with made:
+            again = unpack(read, torch.device("cpu"))
+        assert made.nbytes == size
+        assert tracemalloc.get_traced_memory()[1] < size + slack
+    finally:
+        tracemalloc.stop()
+    assert torch.equal(again, x)
 
 
 def header_with(**changes: object) -> bytes:
@@ -250,3 +309,277 @@ def test_a_sites_folder_is_one_client_divided_class_by_class(tmp_path: Path) -> 
     assert any((tmp_path / "state").rglob("*")), "decoded images stay in the site's folder"
     with pytest.raises(UserError, match="expected a folder of class folders"):
         site_data(experiment, "north", tmp_path / "nothing", tmp_path / "state")
+
+
+# What a client makes of its server.
+
+Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Answering:
+    """A server whose answers a test may change; the body is a real one."""
+
+    def __init__(self, side: ServerSide, spoil: Callable[[Message], Message | None]):
+        self.side, self.spoil, self.ends = side, spoil, list[Message]()
+
+    def call(self, request: bytes) -> bytes:
+        answer = self.side.answer(Message.from_bytes(request))
+        return (self.spoil(answer) or answer).to_bytes()
+
+    def send(self, way: str, request: bytes) -> bytes:
+        self.ends.append(Message.from_bytes(request))
+        return b""
+
+
+def task_of(kind: str, number: int, continues: int, **trees: dict[str, torch.Tensor]) -> Message:
+    return Message(number, "0", 0, kind, Payload(trees, {"continues": continues, "average": 1.0}))
+
+
+def client_of(
+    method: str, tmp_path: Path, sets: dict[str, Any] | None = None
+) -> tuple[SplitClient, Callable[..., Any]]:
+    experiment = tiny(method, {"data.samples": 240, **(sets or {})}, clients=3, cohort=3)
+    bench, client = Bench(experiment, tmp_path), SplitClient(experiment, "0", tmp_path / "state")
+    parts = Parts(bench.net.module, bench.net.plan.split.cut)  # type: ignore[union-attr]
+
+    def answering(number: int, spoil: Callable[[Message], Message | None], average: Any = None) -> Answering:
+        memory = {"average": average, "averaged": {"round": torch.tensor(number)}} if average else {}
+        server = replace(bench.server, memory=memory)
+        return Answering(server_side(bench.net, parts, server, experiment, number, ["0"]), spoil)
+
+    return client, answering
+
+
+def first_of(trees: Mapping[str, dict[str, torch.Tensor]], change: Change) -> Any:
+    """The same tensors, the first of them changed."""
+    changed = {group: dict(members) for group, members in trees.items()}
+    group = next(iter(changed.values()))
+    name = next(iter(group))
+    group[name] = change(group[name])
+    return changed
+
+
+SPOILT: dict[str, Change] = {
+    "another shape": lambda x: x.reshape(-1)[:1],  # which would stretch to any other
+    "another kind": lambda x: x.double(),
+    "not finite": lambda x: x / 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("fedv", "start"), ("fedv", "forward"), ("fedv", "backward"), ("fedvz", "probe"), ("splitfed_v1", "labelled")],
+)
+def test_a_client_gives_up_a_round_whose_answers_it_cannot_use(
+    method: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client, answering = client_of(method, tmp_path)
+    first = answering(1, lambda answer: None)
+    client.do(first, "r", task_of("train", 1, 0))  # type: ignore[arg-type]
+    assert [end.kind for end in first.ends] == ["train"]
+    before = client.state.get("r", 1)["personal"]
+    for change in SPOILT.values():
+
+        def spoil(answer: Message, change: Change = change) -> Message | None:
+            content = answer.payload
+            changed = Payload(first_of(content.trees, change), content.scalars) if answer.kind == kind else content
+            return replace(answer, payload=changed)
+
+        spoilt = answering(2, spoil, dict(client.checks.own))
+        tasks = [task_of("train", 2, 1), *([task_of("evaluate", 2, 1)] if kind == "start" else [])]
+        worked(client, spoilt, tasks)
+        assert [end.kind for end in spoilt.ends] == [GIVEN_UP] * len(tasks)
+        assert f"round 2: what the server sends cannot be used: the answer to '{kind}'" in caplog.text
+        caplog.clear()
+        assert list(client.state.states("r")) == [1]
+        assert same_trees(client.state.get("r", 1)["personal"], before)  # type: ignore[arg-type]
+
+
+def worked(client: SplitClient, server: Answering, tasks: list[Message]) -> bool:
+    """The tasks of one connection to this server."""
+    server.attend = lambda hello: ({"run": "r"}, iter(tasks))  # type: ignore[attr-defined]
+    server.address = "here"  # type: ignore[attr-defined]
+    return client.work(server, lambda text: None)  # type: ignore[arg-type]
+
+
+def test_an_average_that_does_not_fit_is_not_taken(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    client, answering = client_of("fedv", tmp_path, {"receives": "sampled"})
+    server = answering(1, lambda answer: None)
+    own = {name: torch.full_like(tensor, 0.5) for name, tensor in client.checks.own.items()}
+    wrong = [first_of({"average": own}, change)["average"] for change in SPOILT.values()]
+    wrong += [{**own, "blocks.0.norm1.weight": torch.zeros(48)}, dict(list(own.items())[1:])]
+    worked(client, server, [task_of("train", 1, 0), *(task_of("receive", 1, 1, average=w) for w in wrong)])
+    assert [end.kind for end in server.ends] == ["train"] + [GIVEN_UP] * 5
+    assert caplog.text.count("what the server sends cannot be used: the task 'receive'") == 5
+    kept = client.state.get("r", 1)["personal"]
+    assert isinstance(kept, dict)
+    assert not same_trees({name: kept[name] for name in own}, own)
+    worked(client, server, [task_of("receive", 1, 1, average=own)])
+    kept = client.state.get("r", 1)["personal"]
+    assert isinstance(kept, dict)
+    assert same_trees({name: kept[name] for name in own}, own)
+
+
+@pytest.mark.parametrize(
+    ("method", "wire"),
+    [
+        ("fedv", "int8"),
+        ("fedvz", "int8"),
+        ("festa", "fp32"),
+        ("fesvibs", "bf16"),
+        ("splitfed_v1", "int8"),
+        ("splitfed_v2", "fp32"),
+        ("minibatch_sfl", "bf16"),
+    ],
+)
+def test_all_that_our_server_sends_can_be_used(method: str, wire: str, tmp_path: Path) -> None:
+    client, answering = client_of(method, tmp_path, {"wire": wire})
+    server = answering(1, lambda answer: None, dict(client.checks.own))
+    worked(client, server, [task_of("train", 1, 0), task_of("evaluate", 1, 1)])
+    assert [end.kind for end in server.ends] == ["train", "evaluate"]
+
+
+# Links that break.
+
+
+def test_a_client_that_was_connected_waits_for_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = client_of("fedv", tmp_path)
+    monkeypatch.setattr(split_client, "PAUSE", 0)
+    taken = TakenError("a client named '0' is connected already")
+    script: list[bool | Exception] = []
+
+    def work(connection: object, said: object) -> bool:
+        found = script.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(client, "work", work)
+    script[:] = [False, taken, taken, True]
+    client.attend("127.0.0.1:1", None)
+    assert not script
+    for script[:], wait in (([taken, True], 60), ([False, taken, taken, True], -1)):
+        with pytest.raises(TakenError):
+            client.attend("127.0.0.1:1", None, wait=wait)
+        assert script[-1] is True
+
+
+def test_a_name_that_is_taken_has_an_error_of_its_own() -> None:
+    class Problem:
+        def code(self) -> Any:
+            return grpc.StatusCode.ALREADY_EXISTS
+
+        def details(self) -> str:
+            return "connected already"
+
+    connection = Connection("127.0.0.1:1", None)
+    assert isinstance(connection.error_of(Problem()), TakenError)
+    connection.close()
+
+
+@pytest.mark.parametrize(("number", "may_help"), [(socket.EAI_AGAIN, True), (socket.EAI_NONAME, False)])
+def test_a_name_service_that_is_down_may_come_back(
+    number: int, may_help: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise socket.gaierror(number, "in words")
+
+    monkeypatch.setattr(socket, "create_connection", fails)
+    reason, found = why_no_connection("hospital.example:443", None)
+    assert "hospital.example" in reason
+    assert found is may_help
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> tuple[Remote, ServerSide]:
+    """The server of clients 0 and 1, both of which have trained; nobody is connected."""
+    bench = Bench(tiny("fedv"), tmp_path)
+    parts = Parts(bench.net.module, bench.net.plan.split.cut)  # type: ignore[union-attr]
+    listener: Any = SimpleNamespace(declined={}, sessions={}, events=queue.SimpleQueue())
+    trained = {"0": 1, "1": 1}
+    made = Remote(
+        listener, list(trained), bench.experiment, Checks(bench.net, 32), trained, patience=60, least=0
+    )  # fmt: skip
+    return made, server_side(bench.net, parts, bench.server, bench.experiment, 2, ["0", "1"])
+
+
+def test_a_client_that_declines_later_is_named(
+    remote: tuple[Remote, ServerSide], caplog: pytest.LogCaptureFixture
+) -> None:
+    served, side = remote
+    served.listener.declined["1"] = "the policy allows festa"
+    served.train(side, ["0"], 2, average=False)
+    assert "client 1 does not take part: the policy allows festa" in caplog.text
+
+
+def test_a_client_that_gives_up_is_dropped_at_once(
+    remote: tuple[Remote, ServerSide], caplog: pytest.LogCaptureFixture
+) -> None:
+    served, side = remote
+    session = served.listener.sessions["0"] = Session("0", {"train": 8})
+    said = Event("done", session, Message(2, "0", 0, GIVEN_UP).to_bytes())
+    served.listener.events.put(said)
+    done = served.train(side, ["0"], 2, average=False)
+    assert list(done.failed) == ["0"]
+    assert said.reply.result(0) == b""
+    assert "round 2: client 0 gave up" in caplog.text
+
+
+def test_scores_that_nothing_can_be_reckoned_with_drop_their_sender(
+    remote: tuple[Remote, ServerSide], caplog: pytest.LogCaptureFixture
+) -> None:
+    served, side = remote
+    good = {f"personal_{metric}": 1.0 for metric in METRICS}
+    ends = {"0": {**good, "personal_confusion_0_0": float("nan")}, "1": {**good, "personal_confusion_0_0": 3.0}}
+    for name, scores in ends.items():
+        session = served.listener.sessions[name] = Session(name, {"train": 8})
+        end = Message(2, name, 0, "evaluate", Payload(scalars=scores)).to_bytes()
+        served.listener.events.put(Event("done", session, end))
+    found, _ = served.evaluate(side, ["0", "1"], 2)
+    assert found == {"1": ends["1"]}
+    assert "client 0 sent what cannot be used: 'personal_confusion_0_0' is not a number of images" in caplog.text
+
+
+GOOD = {"personal_accuracy": 50.0, "personal_balanced_accuracy": 100.0, "personal_loss": 2.0}
+MORE = {"personal_auroc": 1.0, "personal_val_accuracy": 0.0, "personal_confusion_9_0": 3}
+GENERIC = {name.replace("personal", "generic"): value for name, value in GOOD.items()}
+
+
+@pytest.mark.parametrize("scores", [GOOD, GOOD | MORE, GOOD | MORE | GENERIC, GOOD | GENERIC | {"generic_auroc": 0.5}])
+def test_scores_as_tests_give_them_have_no_problem(scores: dict[str, float]) -> None:
+    assert score_problem(scores, 10) is None
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        {},
+        GENERIC,
+        GOOD | {"generic_balanced_accuracy": 1.0},
+        GOOD | {"generic_loss": 1.0},
+        GOOD | GENERIC | {"generic_confusion_0_0": 1.0},
+        *({**GOOD, "personal_confusion_0_0": value} for value in (math.nan, math.inf, -1.0, 0.5, 10**400)),
+        *({**GOOD, "personal_accuracy": value} for value in (math.nan, math.inf, -1.0, 100.5, 10**400)),
+        *({**GOOD, "personal_loss": value} for value in (math.nan, math.inf, -math.inf, 10**400)),
+        {**GOOD, "personal_auroc": math.nan},
+        *({**GOOD, f"personal_confusion_{cell}": 1.0} for cell in ("0_10", "0", "0_0_0", "01_0", "²_0", "٣_0", "-1_0")),
+    ],
+)
+def test_scores_that_no_test_gives_have_a_problem_told_without_values(scores: dict[str, float]) -> None:
+    problem = score_problem(scores, 10)
+    assert problem is not None
+    assert "nan" not in problem
+    assert "inf" not in problem.replace("finite", "")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedv"])
+@pytest.mark.parametrize(
+    ("schedule", "matters"), [("constant", False), ("exp", False), ("cosine", True), ("step", True)]
+)
+def test_rounds_are_agreed_on_where_rates_depend_on_them(method: str, schedule: str, matters: bool) -> None:
+    def prints(rounds: int) -> dict[str, Any]:
+        experiment = tiny(method, {"train.schedule": schedule}, rounds=rounds)
+        return common(experiment, make_net(experiment, 2, torch.device("cpu")), ("a", "b"))
+
+    expected = ["the settings (train.rounds: server 10, client 20)"] if matters else []
+    assert differences(prints(10), prints(20)) == expected

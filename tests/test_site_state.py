@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedvit.client import Memory
-from fedvit.errors import UserError
+from fedvit.errors import PublicError, UserError
 from fedvit.site_state import SiteState
 
 
@@ -60,6 +60,23 @@ def test_a_history_that_is_too_old_is_an_error_and_loses_nothing(tmp_path: Path)
         state.get("run", 1)
     assert list(state.states("run")) == [2, 3]
     assert state.get("run", 0) == {}, "from round 0 nothing is continued"
+
+
+def test_a_message_that_waited_while_a_newer_one_came_is_refused(tmp_path: Path) -> None:
+    state = SiteState(tmp_path)
+    for sent in (1.5, 2.5, 2.5):
+        state.advance("run", sent)
+    state.advance("other", 1.0)
+    with pytest.raises(PublicError, match="sent before the last one"):
+        SiteState(tmp_path).advance("run", 2.4)
+
+
+def test_looking_at_an_older_state_drops_nothing(tmp_path: Path) -> None:
+    state = SiteState(tmp_path)
+    for round_ in (1, 2):
+        state.put("run", round_, memory(round_))
+    assert value_of(state.get("run", 1, drop=False)) == 1
+    assert list(state.states("run")) == [1, 2]
 
 
 def test_a_damaged_or_half_written_state(tmp_path: Path) -> None:

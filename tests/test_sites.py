@@ -1,6 +1,10 @@
 """Sites behind Flower's messages: the same bits as in one process, and nothing leaves that may not."""
 
 import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,11 @@ from fedvit.agreement import common, differences
 from fedvit.cli import app
 from fedvit.errors import UserError
 from fedvit.experiment import Run
+from fedvit.flower_app import Trial
 from fedvit.methods import METHODS
 from fedvit.payload import Payload
 from fedvit.report.page import write_report
+from fedvit.serving import only_server
 from fedvit.site_state import SiteState
 from fedvit.store import Store, memory_to_bytes
 from fedvit.transport.flower import ABOUT, LAYOUT, RAW, TENSORS, from_records, read_app, to_records
@@ -277,6 +283,79 @@ def test_garbage_is_a_failure_of_its_round(spoil, said: str, tmp_path: Path) -> 
     assert [row["rounds_trained"] for row in Run(federated.out).clients] == [2, 2, 0]
 
 
+def without(name: str) -> Callable[[dict[str, float]], dict[str, float]]:
+    return lambda numbers: {key: value for key, value in numbers.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (without("personal_accuracy"), "'personal_accuracy' is missing"),
+        (lambda numbers: {**numbers, "personal_confusion_0_0": float("nan")}, "not a number of images"),
+        (lambda numbers: {**numbers, "personal_confusion_0_99": 1.0}, "no score is called"),
+        (lambda numbers: {**numbers, "personal_loss": float("inf")}, "not a finite number"),
+    ],
+)
+def test_garbage_scores_are_left_out(spoil: Any, said: str, tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
+
+    def meddle(name: str, reply: Message) -> Message:
+        if name == "0" and reply.metadata.message_type == "evaluate" and reply.metadata.group_id == "1":
+            content, about = from_records(reply.content)
+            reply.content = to_records(Payload({}, spoil(dict(content.scalars))), about)
+        return reply
+
+    federated.wires.meddle = meddle
+    federated.finish()
+    assert said in (federated.out / "log.txt").read_text()
+    first, last = Run(federated.out).rounds
+    assert ("server" in first["views"], "server" in last["views"]) == (False, True)  # of all clients or of none
+    assert Run(federated.out).summary["views"]["server"]["best_round_number"] == 2
+
+
+@pytest.mark.parametrize("examples", [float("inf"), float("nan"), 0.0])
+def test_a_weight_that_is_no_number_of_images_is_refused(examples: float, tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE, cohort=3, rounds=1), tmp_path)
+
+    def meddle(name: str, reply: Message) -> Message:
+        if name == "1" and reply.metadata.message_type == "train":
+            content, about = from_records(reply.content)
+            reply.content = to_records(Payload(content.trees, {**content.scalars, "examples": examples}), about)
+        return reply
+
+    federated.wires.meddle = meddle
+    federated.finish()
+    assert Run(federated.out).rounds[0]["failed"] == ["1"]
+
+
+@pytest.mark.parametrize(
+    "about", [{}, {"site": "0"}, {"site": "0", "common": "[]", "train": 1, "test": 1, "classes": 2}]
+)
+def test_a_hello_that_is_not_ours_is_named(about: dict[str, Any], tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+
+    def meddle(name: str, reply: Message) -> Message:
+        if name == "0":
+            reply.content = to_records(Payload(), about)
+        return reply
+
+    federated.wires.meddle = meddle
+    with pytest.raises(UserError, match="node 100 sent something that cannot be read"):
+        federated.finish()
+
+
+def test_messages_are_as_many_as_the_rounds_need(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedper", **THREE, rounds=3, eval_every=2), tmp_path)
+    federated.finish()
+    asked = [m.metadata.message_type for m in federated.wires.crossed if not m.metadata.reply_to_message_id]
+    rows = Run(federated.out).rounds
+    assert asked.count("train") == sum(len(row["cohort"]) for row in rows)
+    assert [row["views"] is None for row in rows] == [True, False, False]
+    assert asked.count("evaluate") == 2 * 3
+    kept = [len(list(folder.iterdir())) for folder in federated.folder.glob("sites/*/runs/*/checkpoint/clients")]
+    assert kept == [1, 1, 1], "a site keeps one model of its own, however often it is tested"
+
+
 def test_a_site_that_is_away_is_named_and_may_come_back(tmp_path: Path) -> None:
     federated = Federated(tiny("fedper", **THREE, cohort=3, rounds=3), tmp_path)
     steps = federated.rounds(min_sites=2)
@@ -303,6 +382,30 @@ def test_too_few_sites_stop_the_run_and_lose_nothing(tmp_path: Path) -> None:
     federated.wires.meddle = lambda name, reply: reply
     federated.finish(resume=True, min_sites=3)
     assert server_files(federated.out) == server_files(whole.out)
+
+
+def test_a_run_whose_sites_stay_away_ends_and_says_who_is_there(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedper", **THREE, cohort=3, rounds=2), tmp_path)
+    steps = federated.rounds(min_sites=3)
+    next(steps)
+    del federated.wires.nodes[101]
+    with pytest.raises(UserError, match="2 sites are connected and 3 are needed"):
+        next(steps)
+
+
+def test_a_site_without_the_state_that_the_server_goes_on_from_says_so(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedper", **THREE, cohort=3, rounds=2), tmp_path)
+    steps = federated.rounds()
+    next(steps)
+    shutil.rmtree(federated.state_of("1") / "states")
+    next(steps)
+    assert Run(federated.out).rounds[1]["failed"] == ["1"]
+    assert "state of round 1, which this site does not have" in (federated.out / "log.txt").read_text()
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    with only_server(tmp_path), pytest.raises(UserError, match="another server is at work"), only_server(tmp_path):
+        pass
 
 
 # Who may take part.
@@ -444,6 +547,39 @@ def test_a_message_that_is_not_the_agreed_one_is_refused_at_the_site(tmp_path: P
     assert "not what was agreed: group shared" in about["text"]
 
 
+def pushed(federated: Federated, task: str, run: str) -> dict[str, Any]:
+    """The answer of site 0 to a message that no server of ours sent."""
+    experiment, federation = read_app(federated.folder / "app" / "fedvit_app")
+    net = make_net(experiment, len(federation.classes), torch.device("cpu"))
+    down = net.plan.dispatch(net.server(federation.sites), "0")
+    content = to_records(Payload(down.trees, {**down.scalars, "round": 1}), {"run": run, "continues": 0})
+    federated.wires.push_messages([Message(content, dst_node_id=100, message_type=task, group_id="1")])
+    return dict(federated.wires.crossed[-1].content[ABOUT])
+
+
+def test_rules_hold_without_a_hello(tmp_path: Path) -> None:
+    federated = with_policy(tmp_path, 'methods = ["local"]', "fedavg")
+    assert pushed(federated, "train", "x")["code"] == "refused"
+    assert not list(federated.state_of("0").glob("states/*/*.safetensors"))
+
+
+def test_the_server_does_not_choose_where_a_site_writes(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    federated.state_of("0").mkdir(parents=True)
+    before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(federated.state_of("0"))}
+    assert pushed(federated, "evaluate", "../../x")["round"] == 1
+    assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(federated.state_of("0"))} == before
+
+
+def test_a_state_folder_that_cannot_be_written_is_not_told_elsewhere(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    (tmp_path / "sites").mkdir()
+    federated.state_of("0").write_text("a file where a folder should be")
+    about = pushed(federated, "train", "x")
+    assert about["code"] == "failed"
+    assert str(tmp_path) not in str(about)
+
+
 # Real sites.
 
 
@@ -543,6 +679,35 @@ def test_fedvit_flower_refuses(words: list[str], said: str, tmp_path: Path) -> N
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
     assert not (tmp_path / "app").exists()
+
+
+def test_fedvit_flower_takes_an_experiment_file(tmp_path: Path) -> None:
+    file = tmp_path / "experiment.toml"
+    file.write_text('[method]\nname = "fedperfix"\n[train]\nrounds = 7\n')
+    done = command(str(tmp_path / "app"), "--from", str(file), "--sites", "north,south", "--classes", "ill,well")
+    assert done.exit_code == 0, done.output
+    experiment, federation = read_app(tmp_path / "app" / "fedvit_app")
+    assert (experiment.label, experiment.train.rounds, federation.sites) == ("fedperfix", 7, ("north", "south"))
+    file.write_text("[data]\nsamples = 100\n")
+    done = command(str(tmp_path / "b"), "--from", str(file), "--sites", "north,south", "--classes", "ill,well")
+    assert done.exit_code == 2
+    assert "data.samples" in done.output
+
+
+def test_flower_calls_nobody_unless_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("FLWR_TELEMETRY_ENABLED", "FLWR_DISABLE_UPDATE_CHECK")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert [Trial(tmp_path, 1).environment()[name] for name in names] == ["0", "1"]
+    monkeypatch.setenv(names[0], "1")
+    assert Trial(tmp_path, 1).environment()[names[0]] == "1"
+
+
+def test_everything_but_flower_works_without_it() -> None:
+    code = "import sys; sys.modules['flwr'] = None; import fedvit.cli, fedvit.running, fedvit.flower_app as app"
+    code += "; app.need_flower()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "UserError: this needs Flower" in done.stderr
 
 
 def test_fedvit_flower_needs_an_empty_folder(tmp_path: Path) -> None:

@@ -14,20 +14,22 @@ from fedvit.worker import Net
 
 HERE = {  # what each machine decides for itself
     "model": ("weights", "pretrained"),  # compared as weights
-    "train": ("rounds", "cohort", "dropout"),
+    "train": ("rounds", "cohort", "dropout"),  # rounds only where no rate depends on them
     "run": ("eval_every", "until_accuracy", "track", "threads", "device", "cache_mb"),
 }
+PLANNED = ("cosine", "step")  # schedules that plan their rates over the rounds
 PARTS = ("version", "model", "weights", "inputs", "classes", "settings")
 
 
 def common(experiment: Experiment, net: Net, class_names: tuple[str, ...]) -> dict[str, Any]:
     """The parts that must be equal. Weights are those at the client: a body's never leave its server."""
     tables = config.to_tables(experiment)
+    planned = {("train", "rounds")} if experiment.train.schedule in PLANNED else set()
     kept = {
         f"{name}.{key}": value
         for name in ("model", "method", "tune", "train", "run")
         for key, value in tables[name].items()
-        if key not in HERE.get(name, ())
+        if key not in HERE.get(name, ()) or (name, key) in planned
     }
     weights = {**net.initial, **net.frozen}
     if net.plan.split is not None:

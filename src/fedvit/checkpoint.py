@@ -24,7 +24,7 @@ def save_checkpoint(folder: Path, server: Server, store: Store) -> None:
     blob = save(flatten({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
     version = write(folder, f"server-{server.round:06d}.safetensors", blob)
     manifest = {"round": server.round, "server": version, "clients": store.versions}
-    write(folder, f"manifest-{server.round:06d}.json", json.dumps(manifest, indent=1, sort_keys=True).encode())
+    write(folder, f"manifest-{server.round:06d}.json", json.dumps(manifest, sort_keys=True).encode())
     collect_garbage(folder, server.round, store)
 
 

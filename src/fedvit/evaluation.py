@@ -1,6 +1,7 @@
 """From predictors to per-client metrics, and from clients to one line."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -19,6 +20,15 @@ EVALUATION_BATCH = 256
 METRICS = ("accuracy", "balanced_accuracy", "loss")
 AUROC = "auroc"  # one more metric where it is wanted, missing where it is undefined
 CONFUSION = "confusion"  # beside the metrics of view personal: confusion_<class>_<predicted class>
+LARGEST = sys.float_info.max
+RANGES = {  # of each score; beyond them, or not a number, nothing can be reckoned with it
+    "accuracy": (0, 100),
+    "balanced_accuracy": (0, 100),
+    "val_accuracy": (0, 100),
+    "loss": (-LARGEST, LARGEST),
+    AUROC: (0, 1),
+}
+MOST_IMAGES = 10**9  # in one cell of a confusion
 
 
 def view_scores(
@@ -98,6 +108,41 @@ def ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> fl
     count = int(positive.sum())
     above = ranks[positive].sum() - count * (count + 1) / 2
     return float(above / (count * (len(scores) - count)))
+
+
+def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
+    """What is wrong with scores that came over a network, in words without any of their values; None where nothing is.
+
+    An infinite loss is refused too: the mean over clients would be lost with it.
+    """
+    views = {key.removesuffix("_balanced_accuracy") for key in scores if key.endswith("_balanced_accuracy")}
+    missing = [f"{view}_{m}" for view in sorted({"personal", *views}) for m in METRICS if f"{view}_{m}" not in scores]
+    if missing:
+        return f"the score {missing[0][:60]!r} is missing"
+    ranges = {f"{view}_{metric}": ends for view in views for metric, ends in RANGES.items()}
+    for name, value in scores.items():
+        if is_cell(name, classes):
+            if not (0 <= value <= MOST_IMAGES and value == int(value)):
+                return f"{name!r} is not a number of images"
+        elif name not in ranges:
+            return f"no score is called {name[:60]!r}"
+        elif not ranges[name][0] <= value <= ranges[name][1]:
+            low, high = ranges[name]
+            expected = "a finite number" if high == LARGEST else f"a number from {low} to {high}"
+            return f"{name[:60]!r} is not {expected}"
+    return None
+
+
+def is_cell(name: str, classes: int) -> bool:
+    """Whether this is the name of a count in a confusion of so many classes."""
+    start = f"personal_{CONFUSION}_"
+    cell = name.removeprefix(start).split("_") if name.startswith(start) else []
+    return len(cell) == 2 and all(is_class(text, classes) for text in cell)
+
+
+def is_class(text: str, classes: int) -> bool:
+    """A class's number as we write it."""
+    return text.isascii() and text.isdecimal() and len(text) < 9 and text == str(int(text)) and int(text) < classes
 
 
 def pooled(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

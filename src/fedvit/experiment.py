@@ -142,6 +142,7 @@ def run_rounds(
     workers = max(workers, len(experiment.run.devices))  # each GPU has one
     with run_log() as log_to, ExitStack() as stack:
         dataset, split = load_data(experiment, dataset)
+        reading = time.perf_counter() - begin
         net = make_net(experiment, dataset.classes, device)
         worker = Worker(experiment, net, dataset, split, device, workers + 1 if workers > 1 else 1)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
@@ -155,7 +156,7 @@ def run_rounds(
         if resume:
             server = resumed(folder, server, store)
         past = Past.of(folder, server.round, experiment)
-        setup = time.perf_counter() - begin
+        setup = time.perf_counter() - begin - reading
 
         inner = InProcess(worker, store)
         transport: Transport = inner
@@ -168,7 +169,9 @@ def run_rounds(
         else:
             loop = federate_split(net, server, Here(net, inner), experiment, test_samples)
         roster = roster_of(worker.labels.numpy(), split)
-        for done in recorded(loop, folder, experiment, past, store, roster, worker.metrics, local):
+        for done in recorded(
+            charged(loop, "data", reading), folder, experiment, past, store, roster, worker.metrics, local
+        ):
             server = done.server
             yield done
         unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
@@ -207,7 +210,8 @@ def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, 
     else:
         folder.mkdir(parents=True, exist_ok=True)
         results.write_text(folder / "run.toml", config.to_toml(experiment))
-    results.write_json(folder / "split.json", description)
+    text = json.dumps(description, allow_nan=False)  # one line: every image of every client is in it
+    results.write_text(folder / "split.json", f"{text}\n")
 
 
 def resumed(folder: Path, server: Server, store: Store) -> Server:
@@ -233,10 +237,10 @@ def recorded(
     with track.tracking(experiment, folder, last, sent) as show:
         for done in () if past.is_over(experiment.run.until_accuracy) else loop:
             past.rows.append(done.row)
-            if done.scores is not None:
-                write_clients(folder, experiment, roster, metrics, past.rows, done, local)
-            results.append_line(folder / "rounds.jsonl", done.row)
             with done.ledger.phase("checkpoint"):
+                if done.scores is not None:
+                    write_clients(folder, experiment, roster, metrics, past.rows, done, local)
+                results.append_line(folder / "rounds.jsonl", done.row)
                 save_checkpoint(folder / "checkpoint", done.server, store)
             if (folder / "run.toml").read_text() != toml:  # the run is being extended: from here on it is another
                 (folder / "summary.json").unlink(missing_ok=True)
@@ -246,6 +250,14 @@ def recorded(
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])
             show(done.row, done.ledger.seconds)
             yield done
+
+
+def charged(loop: Iterator[Round], phase: str, seconds: float) -> Iterator[Round]:
+    """The loop's rounds, the first with the seconds of something that came before it."""
+    for done in loop:
+        if seconds:
+            done.ledger.seconds[phase], seconds = seconds, 0.0
+        yield done
 
 
 def roster_of(labels: NDArray[np.int64], split: Split) -> results.Roster:
@@ -274,7 +286,9 @@ def started_by() -> str:
 def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:
     """A run continues on the images it began with."""
     saved = folder / "split.json"
-    if saved.is_file() and json.loads(saved.read_text()).get("hash") != description["hash"]:
+    before = json.loads(saved.read_text()) if saved.is_file() else description
+    at_sites = before.get("network") and description.get("network")  # who look after their images themselves
+    if not at_sites and before.get("hash") != description["hash"]:
         raise UserError(
             f"the data of {folder} has changed since the run began: its images would be split differently; "
             "restore the data, or give another --out"
@@ -330,7 +344,7 @@ def write_summary(
     seconds: float,
 ) -> None:
     """summary.json, the very last file: its presence means finished."""
-    views = results.view_summary(rows)
+    views, clients = results.view_summary(rows), run.clients
     schedule = local.schedule if local else experiment.method.get("schedule")
     summary = {
         "method": experiment.method["name"],
@@ -339,16 +353,16 @@ def write_summary(
         "model": experiment.model.name,
         "data": experiment.data.name,
         "partition": experiment.partition.name,
-        "clients": len(run.clients),
+        "clients": len(clients),
         "cohort": experiment.train.cohort,
         "rounds": rows[-1]["round"],
         "seed": experiment.run.seed,
         "lr": experiment.train.lr,
         "views": views,
         "server_accuracy": views["server"]["mean"] if "server" in views else None,
-        "never_trained": results.never_trained(run.clients),
+        "never_trained": results.never_trained(clients),
         "unseen": unseen,
-        "gain_over_local": results.gain_summary(run.clients, schedule),
+        "gain_over_local": results.gain_summary(clients, schedule),
         "params": net.params(),
         "nbytes": results.nbytes_per_client(rows),
         "nbytes_run": results.nbytes_of_run(rows),

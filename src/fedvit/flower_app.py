@@ -121,6 +121,8 @@ def for_sites(experiment: Experiment, sites: Sequence[str], classes: Sequence[st
         raise UserError("--sites and --classes expect names that differ, joined by commas")
     if len(sites) < 2 or len(classes) < 2:
         raise UserError(f"at least two sites and two classes are needed, found {len(sites)} and {len(classes)}")
+    if experiment.data.samples is not None or experiment.data.unseen:
+        raise UserError("data.samples and data.unseen choose among all sites' images, which nobody has: leave them out")
     auroc = wants_auroc(experiment.data, len(classes))
     data = experiment.data.model_copy(update={"name": "sites", "class_names": ",".join(classes), "auroc": auroc})
     partition = experiment.partition.model_copy(update={"name": "site", "clients": len(sites)})
@@ -193,8 +195,9 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
             told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
             stack.enter_context(supernode(trial, name, told))
         start = {"resume": resume, "data-dir": data_dir, "at-once": at_once(len(federation.sites))}
+        old = (folder / "summary.json").read_bytes() if Run(folder).finished else None  # of a run that is extended
         number = submit(trial, app, start)
-        yield from followed(trial, folder, number, 0 if not resume else len(Run(folder).rounds))
+        yield from followed(trial, folder, number, 0 if not resume else len(Run(folder).rounds), old)
     counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
     results.write_json(folder / "split.json", {**split.to_json(), **counts, "network": True})
 
@@ -241,11 +244,15 @@ def submit(trial: Trial, app: Path, told: Mapping[str, Any]) -> str:
         time.sleep(1)
 
 
-def followed(trial: Trial, folder: Path, number: str, done: int) -> Iterator[Round]:
+def followed(trial: Trial, folder: Path, number: str, done: int, old: bytes | None = None) -> Iterator[Round]:
     """The rounds as they come into the run's folder, until it says that the run is over, or Flower does."""
     run, asked = Run(folder), time.monotonic()
+
+    def finished() -> bool:
+        return run.finished and (folder / "summary.json").read_bytes() != old
+
     while True:
-        over = run.finished or (folder / "error.txt").is_file()
+        over = finished() or (folder / "error.txt").is_file()
         if not over and time.monotonic() > asked + SECONDS_BETWEEN_QUESTIONS:
             over, asked = is_over(trial, number), time.monotonic()
         rows, timings = run.rounds, run.timings
@@ -258,7 +265,7 @@ def followed(trial: Trial, folder: Path, number: str, done: int) -> Iterator[Rou
         if over:
             break
         time.sleep(0.5)
-    if not run.finished:
+    if not finished():
         told = folder / "error.txt"
         if told.is_file():
             raise UserError(told.read_text().strip())

@@ -156,7 +156,8 @@ def view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     evaluated = [row for row in rows if row["views"] is not None]
     views = {}
     for name, last in evaluated[-1]["views"].items():
-        best = max(evaluated, key=lambda row: row["views"][name]["mean"])
+        had = [row for row in evaluated if row["views"].get(name, {}).get("mean") is not None]
+        best = max(had or evaluated[-1:], key=lambda row: row["views"][name]["mean"])
         views[name] = {**last, "best_round": best["views"][name]["mean"], "best_round_number": best["round"]}
     return views
 

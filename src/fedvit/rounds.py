@@ -46,7 +46,7 @@ def federate(
         before = server
         cohort = choose(plan, clients, experiment, number)
         answers: dict[str, Payload] = {}  # what is needed of them after aggregation
-        with ledger.phase("train"):
+        with ledger.phase("aggregate"):
             server, loss, failed = train_round(plan, before, transport, experiment, cohort, number, ledger, answers)
         with ledger.phase("store"):
             transport.commit(number)
@@ -120,7 +120,7 @@ def train_round(
         ledger.down = [message.nbytes for message in messages.values()]
 
     def reports() -> Iterator[Report]:
-        for name, answer in transport.exchange("train", messages):
+        for name, answer in ledger.awaited("train", transport.exchange("train", messages)):
             if isinstance(answer, Failure):
                 log.warning("round %d: client %s %s", number, name, answer.reason)
                 failed.append(name)
@@ -175,9 +175,9 @@ def addressed(payload: Payload, number: int) -> Payload:
 
 
 def view_names(scores: Scores) -> list[str]:
-    """The views in a set of scores, in order of appearance."""
-    keys = next(iter(scores.values()))
-    return [key.removesuffix("_balanced_accuracy") for key in keys if key.endswith("_balanced_accuracy")]
+    """The views that all clients were scored under, in order of appearance."""
+    keys = [key for key in next(iter(scores.values())) if key.endswith("_balanced_accuracy")]
+    return [key.removesuffix("_balanced_accuracy") for key in keys if all(key in score for score in scores.values())]
 
 
 def server_view(score: Mapping[str, float]) -> dict[str, float | None]:

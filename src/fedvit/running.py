@@ -67,7 +67,7 @@ def start_or_resume(
 def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["new", "begun", "finished"]:
     """How far this experiment is in its folder; an error where the folder holds something else."""
     if not (folder / "run.toml").is_file():
-        if folder.exists() and (not folder.is_dir() or any(path.suffix != ".partial" for path in folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(not is_left_over(path) for path in folder.iterdir())):
             raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
         return "new"
     if not resume:
@@ -75,6 +75,11 @@ def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["
     refuse_changes(folder, experiment)
     done = Run(folder).finished and Run(folder).experiment.train.rounds == experiment.train.rounds
     return "finished" if done else "begun"
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether this is of a run that was stopped before its first round."""
+    return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json")
 
 
 def warn_of_too_many(threads: int, workers: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from filelock import FileLock, Timeout
 
 from fedvit import results, track
 from fedvit.data.datasets import wants_auroc
@@ -61,6 +62,16 @@ def run_name(folder: Path, *, resume: bool) -> str:
 
 def write_network(folder: Path, run: str, federation: Federation) -> None:
     write_json(folder / NETWORK, {"run": run, "sites": list(federation.sites)})
+
+
+@contextmanager
+def only_server(folder: Path) -> Iterator[None]:
+    """Two servers must not write into one folder."""
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            yield
+    except Timeout as problem:
+        raise UserError(f"another server is at work in {folder}: stop it first, or give another out=") from problem
 
 
 @contextmanager

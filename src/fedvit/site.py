@@ -10,6 +10,7 @@ Nothing here knows how messages travel. Everything that may not leave stays in t
 
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -94,18 +95,29 @@ class Site:
 
     def hello(self) -> dict[str, Any]:
         """Who this is, what it would compute with, and how much it has. Its rules are asked first."""
-        down = down_of(self.net, self.federation.sites, self.name, 0)
-        method = str(self.experiment.method["name"])
-        self.policy.admit(self.experiment.label, method, up_of(self.net, down, 1), epsilon=None)
+        self.admit()
         dataset, split = self.holdings
         has = roster_of(dataset.labels, split)[self.name]
         agreed = common(self.experiment, self.net, dataset.class_names)
         return {"site": self.name, "train": has.train, "test": has.test, "classes": has.classes, "common": agreed}
 
+    def admit(self) -> None:
+        """Refuse a run that the site's rules forbid. They may have changed since the last message."""
+        down = down_of(self.net, self.federation.sites, self.name, 0)
+        method = str(self.experiment.method["name"])
+        self.policy.admit(self.experiment.label, method, up_of(self.net, down, 1), epsilon=None)
+
+    def recalled(self, run: str, continues: int, *, drop: bool) -> Memory:
+        """The state that the server goes on from, that one and no other."""
+        memory = self.memories.get(run, continues, drop=drop)
+        if continues and continues not in self.memories.states(run):
+            raise PublicError(f"the server goes on from the state of round {continues}, which this site does not have")
+        return memory
+
     def train(self, run: str, continues: int, down: Payload) -> Payload:
         """A round's training, from the state after the round that the server names; what may leave of it."""
         round_ = self.check(down, after=int(down.scalars["round"]) - 1)
-        up, memory = self.worker.train(self.name, down, self.memories.get(run, continues))
+        up, memory = self.worker.train(self.name, down, self.recalled(run, continues, drop=True))
         up = self.policy.release(up)
         self.memories.put(run, round_, memory)
         return up
@@ -113,13 +125,14 @@ class Site:
     def evaluate(self, run: str, continues: int, down: Payload) -> Payload:
         """The site's own model on its own images. It is kept for the site to export and predict with."""
         round_ = self.check(down, after=int(down.scalars["round"]))
-        memory = self.memories.get(run, continues)
+        memory = self.recalled(run, continues, drop=False)
         scores = self.worker.evaluate(self.name, down, memory)
         self.keep_model(run, round_, down, memory)
         return self.policy.release(scores)
 
     def check(self, down: Payload, after: int) -> int:
-        """Refuse what the server should not have sent."""
+        """Refuse what the rules forbid, and what the server should not have sent."""
+        self.admit()
         wrong = difference(down, down_of(self.net, self.federation.sites, self.name, after))
         if wrong is not None:
             raise PublicError(f"the server's message is not what was agreed: {wrong}")
@@ -127,7 +140,7 @@ class Site:
 
     def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> None:
         """A folder like that of a run in one process, with this one client."""
-        folder, (dataset, split) = self.state / "runs" / run, self.holdings
+        folder, (dataset, split) = self.state / "runs" / self.memories.folder_of(run).name, self.holdings
         folder.mkdir(parents=True, exist_ok=True)
         results.write_text(folder / "run.toml", config.to_toml(self.experiment))
         mine = replace(split, clients={self.name: split.clients[self.name]}, unseen=())
@@ -137,6 +150,10 @@ class Site:
         store = Store(folder / "checkpoint", in_ram=False)
         store.put(round_, {self.name: memory})
         save_checkpoint(folder / "checkpoint", Server(round_, down.trees.get("shared", {})), store)
+        kept = {version["file"] for version in store.versions.values()}
+        for path in (folder / "checkpoint").glob("clients/*"):
+            if f"clients/{path.name}" not in kept:
+                path.unlink()
 
 
 def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, folder: Path) -> Experiment:
@@ -172,7 +189,8 @@ def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:
 
 
 def note(state: Path, name: str, text: str) -> None:
-    """A line in the site's own log."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / "log.txt").open("a") as stream:
-        stream.write(f"{datetime.now().isoformat(timespec='seconds')} {name}: {text}\n")
+    """A line in the site's own log. What cannot be written there may not go elsewhere."""
+    with suppress(OSError):
+        state.mkdir(parents=True, exist_ok=True)
+        with (state / "log.txt").open("a") as stream:
+            stream.write(f"{datetime.now().isoformat(timespec='seconds')} {name}: {text}\n")

@@ -10,11 +10,12 @@ from urllib.parse import quote
 from safetensors import SafetensorError
 
 from fedvit.client import Memory
-from fedvit.errors import UserError
+from fedvit.errors import PublicError, UserError
 from fedvit.store import memory_from_bytes, memory_to_bytes, write
 
 KEPT = 2
 FORGOTTEN = "forgotten"  # a file with the newest round whose state was let go
+LAST = "last"  # and one with the time at which the last message was sent
 
 
 class SiteState:
@@ -23,8 +24,8 @@ class SiteState:
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def get(self, run: str, after_round: int) -> Memory:
-        """The newest state of this run up to a round, {} if there was none; newer ones are dropped."""
+    def get(self, run: str, after_round: int, *, drop: bool = True) -> Memory:
+        """The newest state of this run up to a round, {} if there was none. Newer ones are dropped if so asked."""
         states = self.states(run)
         known = [round_ for round_ in states if round_ <= after_round]
         lost = self.folder_of(run) / FORGOTTEN
@@ -34,10 +35,11 @@ class SiteState:
                 f"goes on from round {after_round}, which is older: start a new run"
             )
         for round_ in states:
-            if round_ > after_round:
+            if drop and round_ > after_round:
                 states[round_].unlink()
         if not known:
-            lost.unlink(missing_ok=True)
+            if drop:
+                lost.unlink(missing_ok=True)
             return {}
         path = states[known[-1]]
         try:
@@ -55,6 +57,15 @@ class SiteState:
         for older in list(states)[:-KEPT]:
             write(self.folder_of(run), FORGOTTEN, str(older).encode())
             states[older].unlink()
+
+    def advance(self, run: str, sent: float) -> None:
+        """Refuse a message that was sent before the last one: it has been waiting, and its round is over."""
+        last = self.folder_of(run) / LAST
+        if last.is_file() and float(last.read_text()) > sent:
+            raise PublicError(
+                "this message was sent before the last one that came (or the server's clock was put back)"
+            )
+        write(self.folder_of(run), LAST, repr(sent).encode())
 
     def states(self, run: str) -> dict[int, Path]:
         """The files of a run, oldest first."""

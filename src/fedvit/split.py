@@ -24,6 +24,7 @@ from fedvit.tree import Tree
 
 Wire = Literal["fp32", "bf16", "int8"]
 BodyRule = Literal["round", "step", "copies", "turns"]
+GIVEN_UP = "given up"  # in place of a task's kind, at the end of one that a client could not do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,10 @@ def pack(tensor: Tensor, wire: Wire) -> Tree:
 
 
 def unpack(packed: Tree, device: torch.device) -> Tensor:
-    """In memory of its own: where a tensor begins inside a message must not decide how its products are rounded."""
+    """In memory of its own: where a tensor begins inside a message must not decide how its products are rounded.
+
+    This is the one copy on the side that reads, as `payload.frame` makes the one on the side that writes.
+    """
     x = packed["x"].to(device, torch.float32, copy=True)
     return x * packed["scale"].to(device) if "scale" in packed else x
 
@@ -187,6 +191,8 @@ class ClientSide:
         """The server's newer mean of all clients' parts, if it has one."""
         with torch.no_grad():
             for name, tensor in content.trees.get("average", {}).items():
+                if tensor.shape != self.weights[name].shape:
+                    raise ValueError(f"the average of {name} has another shape than our own")  # copy_ would stretch it
                 self.weights[name].copy_(tensor)
 
     def learn_across(self, step: int, x: Tensor, y: Tensor, *, last: bool) -> Requests:

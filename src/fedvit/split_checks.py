@@ -1,4 +1,4 @@
-"""What a message of split learning must look like before a server uses it."""
+"""What a message of split learning must look like before a server, or a client, uses it."""
 
 import math
 from collections.abc import Mapping
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedvit import tree
-from fedvit.evaluation import AUROC, CONFUSION, EVALUATION_BATCH, METRICS
+from fedvit.evaluation import EVALUATION_BATCH, LARGEST, score_problem
+from fedvit.expected import difference
 from fedvit.models.cuts import Parts
-from fedvit.payload import Payload
-from fedvit.split import Message, ServerSide
+from fedvit.payload import Payload, flatten
+from fedvit.split import Message, ServerSide, Wire
 from fedvit.split_rounds import split_of
 from fedvit.transport.channel import GarbageError, LateError
 from fedvit.tree import Tree
@@ -38,6 +39,10 @@ class Progress:
         return self.started and (self.task != "train" or self.step == self.steps - 1)
 
 
+class AnswerError(Exception):
+    """The server sent what no server of ours sends, or what diverged: it is not used."""
+
+
 class Checks:
     """The names, kinds and shapes that a net's messages have."""
 
@@ -48,7 +53,9 @@ class Checks:
         net.module.eval()
         with torch.no_grad():
             h = parts.run("head", {}, x)
+            b = parts.run("body", {}, h)
         self.h: Shape = tuple(h.shape[1:])
+        self.b: Shape = tuple(b.shape[1:])
         frozen = split_of(net).cut.names(net.module, "head") if self.split.black_box else []
         learned = {name for name, _ in net.module.named_parameters()}
         self.own: Tree = {
@@ -113,7 +120,7 @@ class Checks:
             "parts": set(),
             "infer": {"depth"} & set(numbers),
         }
-        if set(numbers) != wanted[message.kind] or not all(math.isfinite(value) for value in numbers.values()):
+        if set(numbers) != wanted[message.kind] or not all_numbers(numbers):
             raise GarbageError(f"the numbers of {message.kind!r} are not those expected")
         fits = {
             "last": lambda v: bool(v) == (message.step == progress.steps - 1),
@@ -127,9 +134,7 @@ class Checks:
                 raise GarbageError(f"{name} of {message.kind!r} is {value:g}")
 
     def check_tensors(self, message: Message, side: ServerSide) -> None:
-        found = {
-            f"{group}/{name}": t for group, members in message.payload.trees.items() for name, t in members.items()
-        }
+        found = flatten(message.payload.trees)
         match message.kind:
             case "forward" | "labelled" | "infer":
                 images = len(found["h/x"]) if "h/x" in found and found["h/x"].ndim else 0
@@ -149,6 +154,48 @@ class Checks:
         if "labels/y" in found and not ((found["labels/y"] >= 0) & (found["labels/y"] < self.classes)).all():
             raise GarbageError("labels that are no classes")
 
+    def check_task(self, task: Message) -> None:
+        """What a server gives a client to do; AnswerError where it cannot be done."""
+        numbers = task.payload.scalars
+        if set(numbers) != {"continues", "average"} or not all_numbers(numbers):
+            raise AnswerError(f"the numbers of the task {task.kind[:40]!r} are not those expected")
+        wrong = difference(task.payload, Payload({"average": self.own} if task.kind == "receive" else {}))
+        if wrong is not None:
+            raise AnswerError(f"the task {task.kind[:40]!r}: {wrong}")
+
+    def check_answer(self, request: Message, answer: Message, images: int) -> None:
+        """What a server answers to a request in a batch of so many images; AnswerError where it is something else."""
+        about = [(m.round, m.client, m.step, m.kind) for m in (request, answer)]
+        if about[0] != about[1]:
+            raise AnswerError(f"the answer to {request.kind!r} is one to another message")
+        self.check_answered_numbers(answer)
+        plain = request.kind == "probe" or (request.kind == "infer" and self.split.labels_leave)
+        found: Tree = flatten(answer.payload.trees)
+        wanted: dict[str, tuple[torch.dtype, Shape]] = {}
+        match request.kind:
+            case "start":
+                wrong = difference(answer.payload, Payload({"average": self.own})) if found else None
+                if wrong is not None:
+                    raise AnswerError(f"the answer to 'start': {wrong}")
+                return
+            case "forward" | "probe" | "infer":
+                wanted = self.packed("b", (images, *self.b), "fp32" if plain else None)
+            case "labelled" | "backward" if request.payload.scalars.get("wanted", 1.0):
+                wanted = self.packed("h", (images, *self.h))
+        try:
+            compare(found, wanted, request.kind)
+        except GarbageError as problem:
+            raise AnswerError(f"the answer to {request.kind!r}: {problem}") from problem
+
+    def check_answered_numbers(self, answer: Message) -> None:
+        numbers = answer.payload.scalars
+        start = {"learns"} if self.most is None else {"learns", "depth"}
+        wanted = {"start": start, "labelled": {"loss"}}.get(answer.kind, set())
+        if set(numbers) != wanted or not all_numbers(numbers):
+            raise AnswerError(f"the numbers of the answer to {answer.kind!r} are not those expected")
+        if self.most is not None and "depth" in numbers and numbers["depth"] not in range(1, self.most + 1):
+            raise AnswerError(f"a body of {numbers['depth']:g} blocks, where 1 to {self.most} were expected")
+
     def largest(self, train: int, test: int) -> list[Payload]:
         """What a client with so many images sends, one of each kind that has tensors, at its largest."""
         batch, labels = (
@@ -167,23 +214,26 @@ class Checks:
         wanted = self.packed(group, (images, *self.h))
         return {name: torch.zeros(1, dtype=dtype).expand(shape) for name, (dtype, shape) in wanted.items()}
 
-    def packed(self, group: str, shape: Shape) -> dict[str, tuple[torch.dtype, Shape]]:
-        wanted = {f"{group}/x": (WIRES[self.split.wire], shape)}
-        if self.split.wire == "int8":
+    def packed(self, group: str, shape: Shape, wire: Wire | None = None) -> dict[str, tuple[torch.dtype, Shape]]:
+        wire = wire or self.split.wire
+        wanted = {f"{group}/x": (WIRES[wire], shape)}
+        if wire == "int8":
             wanted[f"{group}/scale"] = torch.float32, (*shape[:-1], 1)
         return wanted
 
     def check_scores(self, scores: Mapping[str, float]) -> None:
-        """What a client says of its test."""
-        known = {f"personal_{name}" for name in (*METRICS, AUROC, "val_accuracy")}
-        cells = f"personal_{CONFUSION}_"
-        for name in scores:
-            cell = name.removeprefix(cells).split("_") if name.startswith(cells) else []
-            fits = len(cell) == 2 and all(c.isdecimal() and len(c) < 9 and int(c) < self.classes for c in cell)
-            if name not in known and not fits:
-                raise GarbageError(f"no score is called {name[:60]!r}")
-        if not {f"personal_{name}" for name in METRICS} <= scores.keys():
-            raise GarbageError(f"expected scores {', '.join(METRICS)}")
+        """What a client says of its test, which has one view."""
+        wrong = score_problem(scores, self.classes)
+        strange = [
+            name for name in scores if name.endswith("_balanced_accuracy") and name != "personal_balanced_accuracy"
+        ]
+        if wrong is not None or strange:
+            raise GarbageError(wrong or f"no score is called {strange[0][:60]!r}")
+
+
+def all_numbers(numbers: Mapping[str, float]) -> bool:
+    """Whether all are finite, and no integers too long for a float."""
+    return all(-LARGEST <= value <= LARGEST for value in numbers.values())
 
 
 def compare(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[torch.dtype, Shape]], kind: str) -> None:

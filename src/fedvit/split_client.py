@@ -24,10 +24,18 @@ from fedvit.policy import Policy
 from fedvit.settings import Experiment
 from fedvit.site import own_experiment
 from fedvit.site_state import SiteState
-from fedvit.split import Channel, ClientSide, Message
-from fedvit.split_checks import Checks
+from fedvit.split import GIVEN_UP, Channel, ClientSide, Message
+from fedvit.split_checks import AnswerError, Checks
 from fedvit.split_rounds import split_of
-from fedvit.transport.channel import Connection, GarbageError, Identity, LateError, LostError, why_no_connection
+from fedvit.transport.channel import (
+    Connection,
+    GarbageError,
+    Identity,
+    LateError,
+    LostError,
+    TakenError,
+    why_no_connection,
+)
 from fedvit.worker import Net, Worker, make_net
 
 log = logging.getLogger(__name__)
@@ -58,6 +66,7 @@ class SplitClient:
         self.split, self.parts = split_of(self.net), Parts(self.net.module, split_of(self.net).cut)
         for parameter in self.net.module.parameters():
             parameter.requires_grad_(False)  # learning weights are given at every call
+        self.checks = Checks(self.net, experiment.train.batch)
         part = split.clients[name]
         self.hello: dict[str, Any] = {
             "name": name,
@@ -76,14 +85,18 @@ class SplitClient:
         with run_log() as log_to:
             log_to(self.folder / "log.txt")
             log.info("%s %s", STARTED, started_by())
-            seen = time.monotonic()
+            seen, connected = time.monotonic(), False
             while True:
                 connection = Connection(address, identity)
                 try:
                     if self.work(connection, said):
                         said("the run is finished")
                         return
-                    seen = time.monotonic()
+                    seen, connected = time.monotonic(), True
+                except TakenError as problem:  # by ourselves, until the server sees that our connection broke
+                    if not connected or time.monotonic() - seen > wait:
+                        raise
+                    log.info("%s; trying again", problem)
                 except LostError:
                     reason, may_help = why_no_connection(address, identity)
                     if not may_help or time.monotonic() - seen > wait:
@@ -96,8 +109,7 @@ class SplitClient:
     def check_policy(self) -> None:
         """Refuse, before anything leaves, a run in which something would leave that may not."""
         method = str(self.experiment.method["name"])
-        checks = Checks(self.net, self.experiment.train.batch)
-        for payload in checks.largest(self.hello["train"], self.hello["test"]):
+        for payload in self.checks.largest(self.hello["train"], self.hello["test"]):
             self.policy.admit(self.experiment.label, method, payload, epsilon=None)
 
     def work(self, connection: Connection, said: Callable[[str], None]) -> bool:
@@ -125,16 +137,29 @@ class SplitClient:
                     log.warning("round %d: dropped from %s: %s", task.round, task.kind, problem)
                 except GarbageError as problem:
                     log.error("round %d: the server cannot use what we send: %s", task.round, problem)
+                except AnswerError as problem:
+                    log.error("round %d: what the server sends cannot be used: %s", task.round, problem)
+                    self.give_up(connection, task)
         except LostError as problem:
             log.warning("the connection to %s broke: %s", connection.address, problem)
         return False
 
+    def give_up(self, connection: Connection, task: Message) -> None:
+        """Tell the server that this task will not be done, so that nobody waits for it; our state is as it was."""
+        try:
+            connection.send("done", Message(task.round, self.name, 0, GIVEN_UP).to_bytes())
+        except (LateError, GarbageError) as problem:
+            log.info("round %d: %s", task.round, problem)
+
     def do(self, connection: Connection, run: str, task: Message) -> None:
         """One task, and its end. What a round changes is on disk before the server counts on it."""
+        if task.kind not in ("train", "receive", "evaluate"):
+            raise UserError(f"the server gives a task {task.kind[:40]!r} that this version does not know")
+        self.checks.check_task(task)
         after = int(task.payload.scalars["continues"])
         memory = self.recalled(run, after)
         log.info("round %d: %s", task.round, task.kind)
-        door = Door(connection, self.policy)
+        door = Door(connection, self.policy, self.checks)
         match task.kind:
             case "train":
                 found: Mapping[str, float] = self.train(door, task, memory)
@@ -145,10 +170,8 @@ class SplitClient:
                 memory["personal"] = tree.overlay(own, task.payload.trees["average"])
                 self.state.put(run, task.round, memory)
                 found = {}
-            case "evaluate":
-                found = self.policy.release(Payload(scalars=self.evaluate(door, task, memory))).scalars
             case _:
-                raise UserError(f"the server gives a task {task.kind!r} that this version does not know")
+                found = self.policy.release(Payload(scalars=self.evaluate(door, task, memory))).scalars
         connection.send("done", replace(task, payload=Payload(scalars=found)).to_bytes())
 
     def recalled(self, run: str, after: int) -> Memory:
@@ -184,16 +207,28 @@ class SplitClient:
         return view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Door:
-    """The one way out for a batch's messages: what the site's rules forbid does not pass."""
+    """The one way out and in for a batch's messages: what the site's rules forbid does not leave, and what no server
+    of ours answers does not come in.
+    """
 
-    connection: Connection
+    connection: Channel
     policy: Policy
+    checks: Checks
+    images: int = 0  # of the batch under way
 
     def call(self, request: bytes) -> bytes:
-        self.policy.release(Message.from_bytes(request).payload)
-        return self.connection.call(request)
+        message = Message.from_bytes(request)
+        self.policy.release(message.payload)
+        if "h" in message.payload.trees:
+            self.images = len(message.payload.trees["h"]["x"])
+        answer = self.connection.call(request)
+        try:
+            self.checks.check_answer(message, Message.from_bytes(answer), self.images)
+        except ValueError as problem:
+            raise AnswerError(f"the answer to {message.kind!r} is {problem}") from problem
+        return answer
 
 
 def site_data(experiment: Experiment, name: str, folder: Path, state: Path) -> tuple[Dataset, Split]:

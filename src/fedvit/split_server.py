@@ -41,7 +41,7 @@ from fedvit.rounds import Round
 from fedvit.serving import NETWORK, description, last_rounds, run_name, write_network
 from fedvit.settings import Experiment
 from fedvit.site import Federation
-from fedvit.split import Message, ServerSide
+from fedvit.split import GIVEN_UP, Message, ServerSide
 from fedvit.split_checks import Checks, Progress
 from fedvit.split_rounds import Answer, Scores, Trained, federate_split, order
 from fedvit.store import Store
@@ -138,6 +138,7 @@ class Remote:
 
     def train(self, side: ServerSide, cohort: Sequence[str], number: int, *, average: bool) -> Trained:
         split, done = side.split, Trained()
+        self.look_at_declined()
         self.gather(self.least)
         for name in cohort:
             if drops_out(self.experiment, name, number):
@@ -269,6 +270,9 @@ class Remote:
     def end(self, desk: Desk, work: Work, message: Message) -> None:
         """A client says that its task is done, and what came of it."""
         name, numbers = work.session.name, message.payload.scalars
+        if message.kind == GIVEN_UP and message.round == desk.number:
+            self.lose(name, "gave up: its log says what it could not use")
+            return
         if message.kind != desk.kind or message.round != desk.number:
             raise LateError(f"the end of {message.kind!r} of round {message.round} came in round {desk.number}")
         if message.payload.trees or not all(type(value) in (int, float) for value in numbers.values()):

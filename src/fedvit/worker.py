@@ -25,7 +25,7 @@ from fedvit.models.classifier import InputSettings, build, input_settings, state
 from fedvit.models.plugins import Plugin
 from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.payload import Payload
-from fedvit.plan import Plan, client_round, own_model, send_shared
+from fedvit.plan import Plan, client_round, own_model
 from fedvit.ram import free_ram
 from fedvit.roles import Roles, assign
 from fedvit.server import Server
@@ -263,8 +263,14 @@ class Worker:
     def clients_score_the_server(self) -> bool:
         """Whether every client tests the server's very model, each on its own part of the global test set."""
         plan, after = self.net.plan, self.experiment.run.evaluate == "after"
-        plain = plan.views is own_model and plan.dispatch is send_shared and not self.net.roles.personal
+        plain = plan.views is own_model and self.sends_the_servers_own and not self.net.roles.personal
         return plain and after and self.tests_make_the_global_one
+
+    @cached_property
+    def sends_the_servers_own(self) -> bool:
+        """Whether clients get the server's weights as they are, whatever they get beside them."""
+        server = self.net.server(self.split.seen)
+        return self.net.plan.dispatch(server, self.split.seen[0]).trees.get("shared") is server.shared
 
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
         """This client in this round, with the part of the model in its window."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks import channel
 
 from fedvit.checkpoint import load_checkpoint
 from fedvit.errors import UserError
@@ -24,6 +25,7 @@ from fedvit.transport.channel import (
     Listener,
     LostError,
     RefusedError,
+    TakenError,
     why_no_connection,
 )
 from tests.conftest import finish, same_trees
@@ -63,6 +65,8 @@ def assert_same_bits(here: Site, reference: Path) -> None:
         ("festa", {"fedround": 1}, False),
         ("splitfed_v1", {}, False),
         ("splitfed_v2", {"train.dropout": 0.2}, False),
+        ("fesvibs", {"fedround": 1}, False),
+        ("minibatch_sfl", {}, False),
     ],
 )
 def test_the_same_bits_as_in_one_process(label: str, sets: dict[str, Any], safe: bool, tmp_path: Path) -> None:
@@ -82,6 +86,13 @@ def test_the_same_bits_as_in_one_process(label: str, sets: dict[str, Any], safe:
             assert (here.out / file).is_file(), file
         kept = [path for path in here.out.rglob("*.safetensors") if "server-" not in path.name]
         assert not kept, "the server keeps something of a client"
+
+
+def test_the_benchmark_of_the_channel_runs() -> None:
+    (row,) = channel.results(repeats=1, seconds=0.0, widths={"narrow": 8}, batch=1, wires=("bf16",))
+    assert row.median > 0
+    assert "narrow bf16" in row.what
+    assert "on the wire" in row.beside
 
 
 def test_a_client_that_is_killed_costs_its_round_and_comes_back_with_its_state(tmp_path: Path) -> None:
@@ -327,7 +338,7 @@ def test_a_client_may_come_again_when_its_stream_has_ended(listening: tuple[str,
     north = Identity(*authority.sign("north"), authority.ca)
     first = Connection(address, north)
     first.attend({"name": "north"})
-    with pytest.raises(UserError, match="is connected already"):
+    with pytest.raises(TakenError, match="is connected already"):
         greet(address, north, "north")
     first.close()
     end = time.monotonic() + 20

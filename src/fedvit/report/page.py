@@ -25,7 +25,7 @@ MOST_CLASSES = 12  # in a confusion matrix
 MOST_SPLIT = 60  # clients in the picture of the split
 UNDER = "h-under"
 MARK = b'<meta name="generator" content="fedvit">'
-PARTS = ("set up", "train", "store", "evaluate", "checkpoint")
+PARTS = ("set up", "data", "train", "aggregate", "store", "evaluate", "checkpoint")
 
 
 def write_report(folders: Sequence[Path], out: Path, target: float | None = None) -> list[list[Row]]:

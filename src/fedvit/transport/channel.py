@@ -54,6 +54,10 @@ class LostError(Exception):
     """The connection is gone."""
 
 
+class TakenError(UserError):
+    """The name is connected already: by another client, or by a connection of ours that the server still holds."""
+
+
 # Certificates.
 
 
@@ -335,6 +339,8 @@ class Connection:
                 yield Message.from_bytes(task)
         except grpc.RpcError as problem:
             raise self.error_of(problem) from problem
+        except ValueError as problem:
+            raise UserError(f"the server at {self.address} sends what is no task: {problem}") from problem
 
     def call(self, request: bytes) -> bytes:
         return self.send("call", request)
@@ -353,7 +359,8 @@ class Connection:
         if code == grpc.StatusCode.INVALID_ARGUMENT:
             return GarbageError(details)
         if code in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNAUTHENTICATED):
-            return UserError(f"the server at {self.address} says: {details}")
+            kind = TakenError if code == grpc.StatusCode.ALREADY_EXISTS else UserError
+            return kind(f"the server at {self.address} says: {details}")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return LostError(details)
         return UserError(f"the server at {self.address} does not understand us ({code.name}: {details})")
@@ -367,7 +374,9 @@ def why_no_connection(address: str, identity: Identity | None) -> tuple[str, boo
     host, port = host_and_port(address)
     try:
         plain = socket.create_connection((host, port), timeout=5)
-    except socket.gaierror:
+    except socket.gaierror as problem:
+        if problem.errno == socket.EAI_AGAIN:
+            return f"the name {host} cannot be looked up now ({problem.strerror}): check the network", True
         return f"no host of the name {host}: check --server", False
     except OSError as problem:
         return f"no server at {address} ({problem.strerror or problem}): start it, or check --server", True

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from filelock import FileLock
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -24,11 +25,12 @@ from torch import Tensor
 from fedvit import config, payload
 from fedvit.agreement import common, differences
 from fedvit.errors import UserError
+from fedvit.evaluation import score_problem
 from fedvit.expected import difference, up_of
 from fedvit.payload import Failure, Payload
 from fedvit.policy import read_policy
 from fedvit.results import Holding
-from fedvit.serving import run_name, serve, telling
+from fedvit.serving import only_server, run_name, serve, telling
 from fedvit.settings import Experiment
 from fedvit.site import Federation, Refusal, Site, guarded, note
 from fedvit.transport import Task
@@ -45,6 +47,9 @@ TYPES = {
                  torch.int32, torch.int64, torch.bool)
 }  # fmt: skip
 TRIES, PAUSE = 3, 1.0
+HELLO = 120.0  # seconds for a new node to say who it is
+FORGIVEN = 60.0  # and for messages beyond the time we wait for their answers
+MOST_IMAGES, LONGEST_TEXT = 10**9, 300
 T = TypeVar("T")
 
 
@@ -78,7 +83,7 @@ def from_records(records: RecordDict) -> tuple[Payload, dict[str, Any]]:
             if array.stype != RAW:
                 raise ValueError(f"an array written as {array.stype!r}")
             trees = read_tensors(json.loads(str(layout)), array.data)
-    except (KeyError, TypeError, AttributeError, RecursionError) as problem:
+    except (KeyError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as problem:
         raise ValueError(f"records that are not ours: {problem!r}") from problem
     if not all(isinstance(value, int | float) for value in numbers.values()):
         raise ValueError("a list where a number was expected")
@@ -181,9 +186,9 @@ class Sites:
                 else:
                     content = to_records(down, {"run": self.run, "continues": self.trained.get(name, 0)})
                     node, number = self.nodes[name], str(int(down.scalars["round"]))
-                    yield name, Message(content, dst_node_id=node, message_type=task, group_id=number)
+                    yield name, self.message(content, node, task, number)
 
-        for name, reply in self.replies(questions()):
+        for name, reply in self.replies(questions(), self.round_timeout):
             answer = self.read(task, messages[name], reply)
             if isinstance(answer, Failure):
                 problems[name] = answer.reason
@@ -191,10 +196,15 @@ class Sites:
                 (spool / str(self.nodes[name])).write_bytes(payload.to_bytes(answer))
         return problems
 
+    def message(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
+        """A message that Flower forgets soon after we have stopped waiting for its answer."""
+        ttl = self.round_timeout + FORGIVEN
+        return Message(content, dst_node_id=node, message_type=kind, group_id=group, ttl=ttl)
+
     def drops_out(self, name: str, down: Payload) -> bool:
         return drops_out(self.experiment, name, int(down.scalars["round"]))
 
-    def replies(self, questions: Iterator[tuple[T, Message]]) -> Iterator[tuple[T, Message | None]]:
+    def replies(self, questions: Iterator[tuple[T, Message]], seconds: float) -> Iterator[tuple[T, Message | None]]:
         """Each answer as it comes; None for one that does not come in time. Few questions are out at once."""
         out: dict[str, tuple[T, float]] = {}
         exhausted = False
@@ -204,7 +214,7 @@ class Sites:
                 exhausted = found is None
                 if found is not None:
                     (number,) = self.grid.push_messages([found[1]])
-                    out[number] = found[0], time.monotonic() + self.round_timeout
+                    out[number] = found[0], time.monotonic() + seconds
             if not out:
                 return
             for reply in self.grid.pull_messages(list(out)):
@@ -225,23 +235,30 @@ class Sites:
         except ValueError as problem:
             return Failure(f"sent something that cannot be read: {problem}")
         if "code" in about:
-            return Failure(f"{about['code']}: {about['text']}")
+            return Failure(f"{about['code']}: {text_of(about)}")
         if about.get("run") != self.run or about.get("round") != down.scalars["round"]:
             return Failure(f"answered for round {about.get('round')} of run {about.get('run')}")
         wanted = up_of(self.net, down, int(down.scalars["round"])) if task == "train" else Payload()
         wrong = difference(up, wanted)
-        if wrong is None and task == "train" and not float(up.scalars.get("examples", 0)) > 0:
+        if wrong is None and task == "evaluate":
+            wrong = score_problem(up.scalars, len(self.federation.classes))
+        if wrong is None and task == "train" and not 0 < up.scalars.get("examples", 0) < MOST_IMAGES:
             wrong = "it does not say on how many images it trained"
         return up if wrong is None else Failure(f"sent something unexpected: {wrong}")
 
     # Who is there.
 
-    def meet(self) -> None:
+    def meet(self, seconds: float = HELLO) -> None:
         """Ask nodes that are new who they are. One that does not fit is named and left out."""
-        new = [n for n in self.grid.get_node_ids() if n not in self.nodes.values() and n not in self.strangers]
-        for name, about in self.introductions(new):
+        online = set(self.grid.get_node_ids())
+        self.strangers &= online  # one that was away may have been set right
+        new = [node for node in online if node not in self.nodes.values() and node not in self.strangers]
+        for name, about in self.introductions(sorted(new), seconds):
             old = self.nodes.get(name)
             if old is not None and old in set(self.grid.get_node_ids()):
+                if self.trained:  # a node that was killed counts as connected for a minute
+                    log.warning("node %d says that it is %s, whose node %d is still there", about["node"], name, old)
+                    continue
                 raise UserError(
                     f"two sites call themselves {name!r} (nodes {old} and {about['node']}): give each its own site= in "
                     "--node-config"
@@ -251,25 +268,27 @@ class Sites:
             self.tests[name] = about["test"]
             log.info("site %s is here, node %d, %d + %d images", name, about["node"], about["train"], about["test"])
 
-    def introductions(self, nodes: Sequence[int]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def introductions(self, nodes: Sequence[int], seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
         if not nodes:
             return
         hello = to_records(Payload(), {"run": self.run})
-        questions = (
-            (node, Message(hello, dst_node_id=node, message_type="query.hello", group_id="hello")) for node in nodes
-        )
+        questions = ((node, self.message(hello, node, "query.hello", "hello")) for node in nodes)
         ours = common(self.experiment, self.net, self.federation.classes)
-        for node, reply in self.replies(questions):
-            about = {} if reply is None or reply.has_error() else from_records(reply.content)[1]
-            name = str(about.get("site", f"node {node}"))
-            if not about:
+        for node, reply in self.replies(questions, seconds):
+            if reply is None or reply.has_error():
                 log.warning("node %d did not say who it is; it will be asked again", node)
                 continue
+            try:
+                about = read_hello(reply.content)
+            except ValueError as problem:
+                self.turn_away(node, f"node {node} sent something that cannot be read: {problem}")
+                continue
+            name = about["site"]
             if "code" in about:
-                self.turn_away(node, f"site {name} does not take part: {about['text']}")
+                self.turn_away(node, f"site {name} does not take part: {text_of(about)}")
             elif name not in self.federation.sites:
                 self.turn_away(node, f"site {name!r} is not one of {', '.join(self.federation.sites)}")
-            elif parts := differences(ours, json.loads(about["common"])):
+            elif parts := differences(ours, about["common"]):
                 self.turn_away(node, f"site {name} differs from the server in {', and in '.join(parts)}")
             else:
                 yield name, {**about, "node": node}
@@ -285,7 +304,7 @@ class Sites:
         """Wait for all sites, or after a while for enough of them."""
         end = time.monotonic() + timeout
         while True:
-            self.meet()
+            self.meet(max(PAUSE, min(HELLO, end - time.monotonic())))
             missing = [name for name in self.federation.sites if name not in self.nodes]
             if not missing:
                 return
@@ -300,18 +319,41 @@ class Sites:
             time.sleep(PAUSE)
 
     def wait_for(self, count: int) -> None:
-        """Until so many of our sites are connected; says so once a minute."""
-        told = 0.0
+        """Until so many of our sites are connected, as long as a round may take; says so once a minute."""
+        told, end = 0.0, time.monotonic() + self.round_timeout
         while True:
             self.meet()
             online = set(self.grid.get_node_ids())
             here = [name for name, node in self.nodes.items() if node in online]
             if len(here) >= count:
                 return
+            if time.monotonic() > end:
+                raise UserError(
+                    f"{len(here)} sites are connected and {count} are needed ({', '.join(here) or 'nobody'}). The run "
+                    "is saved up to the round before; start it again with resume=true when they are back, or with a "
+                    "smaller min-sites"
+                )
             if time.monotonic() > told + 60:
                 told = time.monotonic()
                 log.warning("waiting for %d sites; here: %s", count, ", ".join(here) or "nobody")
             time.sleep(PAUSE)
+
+
+def read_hello(records: RecordDict) -> dict[str, Any]:
+    """What a site says of itself, or that it refuses; a ValueError where it is neither."""
+    _, about = from_records(records)
+    about["site"] = str(about.get("site", ""))[:LONGEST_TEXT]
+    if "code" in about:
+        return about
+    about["common"] = json.loads(str(about.get("common", "")))
+    counts = [about.get(key) for key in ("train", "test", "classes")]
+    if not isinstance(about["common"], dict) or not all(type(n) is int and 0 < n < MOST_IMAGES for n in counts):
+        raise ValueError("not the hello of a site")
+    return about
+
+
+def text_of(about: Mapping[str, Any]) -> str:
+    return str(about.get("text", ""))[:LONGEST_TEXT]
 
 
 def said(problems: Mapping[str, str]) -> str:
@@ -341,9 +383,12 @@ def server_app(folder: Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         told = context.run_config
         out = Path(str(told["out"]))
+        out.mkdir(parents=True, exist_ok=True)
         logging.getLogger("fedvit").addHandler(logging.StreamHandler())  # for `flwr log`
-        with telling(out):
+        with telling(out), only_server(out):
             experiment, federation = read_app(folder, str(told["data-dir"]))
+            if not 0 <= int(told["min-sites"]) <= len(federation.sites):
+                raise UserError(f"min-sites expects 0 to {len(federation.sites)}, found {told['min-sites']}")
             net = make_net(experiment, len(federation.classes), torch.device("cpu"))
             resume = bool(told["resume"])
             run = run_name(out, resume=resume)
@@ -382,15 +427,21 @@ def answered(folder: Path, message: Message, context: Context, task: str) -> Mes
     if not name or not told.get("state"):
         found: Any = Refusal("mistake", "--node-config must give site= and state=")
     else:
-        state = Path(told["state"])
-        found = guarded(state, name, task, lambda: answer(folder, told, message.content, task))
+        state, sent = Path(told["state"]), message.metadata.created_at
+        found = guarded(state, name, task, lambda: answer(folder, told, message.content, task, sent))
     if isinstance(found, Refusal):
         found = to_records(Payload(), {"code": found.code, "text": found.text, "site": name})
     return Message(found, reply_to=message)
 
 
-def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str) -> RecordDict:
-    """A site's answer to one message."""
+def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
+    """A site's answer to one message. Flower starts a process for each, and does not wait for the one before it."""
+    Path(told["state"]).mkdir(parents=True, exist_ok=True)
+    with FileLock(Path(told["state"]) / "lock"):
+        return answer_alone(folder, told, records, task, sent)
+
+
+def answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
     content, about = from_records(records)
     note(Path(told["state"]), told["site"], task if task == "hello" else f"round {content.scalars['round']:g}: {task}")
     experiment, federation = read_app(folder, told.get("data-dir"), told.get("threads"))
@@ -406,6 +457,7 @@ def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str
     if task == "hello":
         found = site.hello()
         return to_records(Payload(), {**found, "common": json.dumps(found["common"])})
+    site.memories.advance(str(about["run"]), sent)
     work = site.train if task == "train" else site.evaluate
     up = work(str(about["run"]), int(about["continues"]), content)
     return to_records(up, {"run": about["run"], "round": content.scalars["round"]})
