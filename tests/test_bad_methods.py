@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from fedvit.data.partition import ClientSplit, Split, hold_out_probe
+from fedvit.errors import UserError
 from tests.test_command_line import call
 
 CASES = {
@@ -29,6 +32,18 @@ def test_what_cannot_be_is_refused_with_what_can(case: str, tmp_path: Path) -> N
     assert status == 2, errors
     assert expected in " ".join(errors.split())
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.95])
+def test_the_probe_that_is_advised_suits_the_smallest_client(share: float) -> None:
+    nothing, labels = np.empty(0, dtype=np.int64), np.zeros(40, dtype=np.int64)
+    sizes = {"large": 40, "small": 5, "middle": 10}  # a small share fails at the first client already
+    split = Split({name: ClientSplit(np.arange(size), nothing, nothing) for name, size in sizes.items()}, nothing)
+    with pytest.raises(UserError, match=r"choose 0\.2 to 0\.8,"):
+        hold_out_probe(split, labels, share, 0)
+    for advised in (0.2, 0.8):
+        parts = hold_out_probe(split, labels, advised, 0).clients.values()
+        assert all(len(part.probe) and len(part.train) for part in parts)
 
 
 def test_moon_needs_a_model_with_features(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from fedvit.methods import cd2_pfed, fedfed
 from fedvit.models.classifier import ModelSettings, build
 from fedvit.models.plugins import FeatureNoise, StatisticNoise
 from fedvit.plan import client_round
+from fedvit.report.tables import cost_table
 from fedvit.rounds import federate
 from fedvit.training import descend
 from tests.conftest import Bench, Recorder, finish, same_trees, tiny
@@ -239,6 +240,9 @@ def test_fedfed_sends_every_residual_up_once_and_down_once_a_client(tmp_path: Pa
     recorder = Recorder(bench.transport)
     done = list(federate(bench.net.plan, bench.server, recorder, bench.experiment, None, bench.test_samples))
     trained = [(name, payload) for task, name, payload in recorder.crossed if task == "train"]
+    declared = cost(bench.experiment, 10)
+    assert declared["nbytes_once_per_image"] == 2 * 3 * 8 * 8 * 2 + 2
+    assert "770 B" in list(cost_table(declared, "fedfed", "vit_micro").columns[1].cells)
     owners: dict[str, int] = {}
     got: dict[str, list[str]] = {}
     for (name, down), (_, up) in zip(trained[0::2], trained[1::2], strict=True):
@@ -250,7 +254,7 @@ def test_fedfed_sends_every_residual_up_once_and_down_once_a_client(tmp_path: Pa
                 "mild": (count, 3, 8, 8), "strong": (count, 3, 8, 8), "labels": (count,),
             }  # fmt: skip
             assert up.trees["features"]["mild"].dtype == torch.float16
-            assert tree.nbytes(up.trees["features"]) == count * (2 * 3 * 8 * 8 * 2 + 2)
+            assert tree.nbytes(up.trees["features"]) == count * declared["nbytes_once_per_image"]
     sampled = {name for d in done[1:] for name in d.row["cohort"]}
     assert owners == dict.fromkeys(sampled, 1)
     last = set(done[-1].row["cohort"])

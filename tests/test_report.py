@@ -96,6 +96,7 @@ def test_a_comparison_writes_a_page_with_every_section(comparison: Path) -> None
     assert "Layers chosen by editing" in text
     layers = Run(comparison / "pfededit" / "seed0").summary["layers"]
     assert any(f">{name}<" in text for name in layers), "layers have names"
+    assert (comparison / "pfededit" / "seed0" / "choice.png").stat().st_size > 1000
     assert "(client " in text, "split learning says what the client computes"
     assert len(found.svgs) > 4 * 12, "a confusion matrix for every client"
     for row in Run(comparison / "fedper" / "seed0").clients:

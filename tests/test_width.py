@@ -1,5 +1,6 @@
 """Narrower models: which part a client holds, that the part is a model, and how parts become a whole again."""
 
+import itertools
 from functools import partial
 from pathlib import Path
 
@@ -286,6 +287,26 @@ def test_one_round_is_the_mean_over_the_holders(tmp_path: Path) -> None:
         end = client_round(bench.net.plan, owner, down).trees["shared"][name]
         parts.append((list(range(len(end))), list(range(end.shape[1])), end))
     assert torch.equal(done.server.shared[name], slow_mean(bench.server.shared[name], parts))
+
+
+def test_fedrolexs_second_round_reaches_the_window_one_further_on(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedrolex", {"rates": 0.5, "masking": False}, cohort=1), tmp_path)
+    done = list(federate(bench.net.plan, bench.server, bench.transport, bench.experiment, None, bench.test_samples))
+    for name, size in (("blocks.0.mlp.fc1.bias", 96), ("blocks.0.norm1.weight", 48)):
+        trees = [server.shared[name] for server in (bench.server, done[0].server, done[1].server)]
+        moved = [(new != old).nonzero().flatten().tolist() for old, new in itertools.pairwise(trees)]
+        assert moved == [list(range(size // 2)), list(range(1, size // 2 + 1))], name
+
+
+def test_a_class_that_nobody_in_the_cohort_has_keeps_its_row(tmp_path: Path) -> None:
+    options = {"optimizer": "sgd", "weight_decay": 0.5}  # which would move every row that is averaged
+    bench = Bench(tiny("heterofl", options, rounds=1, lr=0.05), tmp_path)
+    done = next(federate(bench.net.plan, bench.server, bench.transport, bench.experiment, None, bench.test_samples))
+    owned = {int(c) for name in done.row["cohort"] for c in bench.worker.labels[bench.split.clients[name].train]}
+    assert 0 < len(owned) < 10
+    for name in ("head.weight", "head.bias"):
+        moved = done.server.shared[name] != bench.server.shared[name]
+        assert {row for row in range(10) if moved[row].any()} == owned, name
 
 
 def test_a_round_of_narrow_resnets_reaches_the_statistics(tmp_path: Path) -> None:

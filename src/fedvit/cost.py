@@ -7,8 +7,11 @@ from typing import Any, get_args
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedvit import tree
+from fedvit.methods import fedfed
 from fedvit.models.classifier import macs_per_example
 from fedvit.models.cuts import Parts, Where
+from fedvit.models.plugins import Splitter
 from fedvit.payload import Payload
 from fedvit.plan import Plan
 from fedvit.settings import Experiment
@@ -50,7 +53,17 @@ def variations(experiment: Experiment, classes: int, net: Net) -> dict[str, Any]
         late = net.plan.dispatch(replace(net.server([]), round=last - 1), "0").nbytes
         if late != net.plan.dispatch(net.server([]), "0").nbytes:
             found["nbytes_last_round"] = {"down": late, "up": up_nbytes(net, last)}
+    if any(isinstance(plugin, Splitter) for plugin in net.plan.build):
+        found["nbytes_once_per_image"] = residual_nbytes(net)
     return found
+
+
+def residual_nbytes(net: Net) -> int:
+    """What FedFed's clients make of one training image: it goes up once, and down once to every other client."""
+    client, size = net.bare_client(), net.inputs.size
+    image, label = torch.zeros(1, size, size, 3, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    client.data = replace(client.data, images=image, labels=label, train=label)
+    return tree.nbytes(fedfed.residuals(client, fedfed.parts(net.initial)[0], mild=0.0, strong=0.0))
 
 
 def split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:

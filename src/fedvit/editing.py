@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from fedvit import tree
 from fedvit.client import Client
@@ -85,12 +86,14 @@ def edited_logits(client: Client, base: Tree, other: Tree, layers: Sequence[Laye
                 logits: list[Tensor] = [replay.output] * len(layers)
                 for number in sorted(range(len(layers)), key=lambda i: starts[i] or (0, 0)):
                     start, names = starts[number], layers[number].tensors
-                    if start is None or not names:
-                        continue  # not part of the forward pass, or nothing to take over
-                    with client.settings.autocast():  # not around the edits: it would keep casts of unedited weights
-                        replay.reach(start[0])
+                    if not names:
+                        continue  # nothing to take over
+                    if start is not None:
+                        # Not around the edits: it would keep casts of unedited weights.
+                        with client.settings.autocast():
+                            replay.reach(start[0])
                     load_(client.live, tree.pick(other, names))
-                    logits[number] = replay.run_from(start)
+                    logits[number] = replay.run_from(start or (0, 0))  # torch's fused layers are not seen called
                     load_(client.live, tree.pick(base, names))
                 parts.append(torch.stack(logits).float().cpu())
     return torch.cat(parts, dim=1)
@@ -114,14 +117,14 @@ class Replay:
     def __init__(self, module: nn.Module, forward: Callable[[], Tensor]):
         self.module, self.forward = module, forward
         self.units = set(units_of(module))
-        self.outer: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Tensor]] = []
-        self.inner: list[Tensor] = []  # outputs inside unit `reached`
+        self.outer: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
+        self.inner: list[Any] = []  # outputs inside unit `reached`
         self.first: dict[nn.Module, Position] = {}  # where each layer is called first
         self.depth, self.count, self.inner_count = 0, 0, 0
         self.reached = -1
         self.mode: Literal["record", "record unit", "replay"] = "record"
         self.resume: Position = (0, 0)
-        self.originals: dict[nn.Module, Callable[..., Tensor]] = {}
+        self.originals: dict[nn.Module, Callable[..., Any]] = {}
 
     @contextmanager
     def watching(self) -> Iterator["Replay"]:
@@ -167,37 +170,42 @@ class Replay:
         self.mode, self.resume, self.count = "replay", start, 0
         return self.forward()
 
-    def call(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def call(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.call_outer(part, args, kwargs) if self.depth == 0 else self.call_inner(part, args, kwargs)
 
-    def call_outer(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def call_outer(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = self.count
         self.count += 1
         if self.mode == "replay" and number < self.resume[0]:
-            return self.outer[number][3].clone()  # a copy: the network may write into it
+            return copied(self.outer[number][3])  # a copy: the network may write into it
         self.first.setdefault(part, (number, 0))
         self.depth, self.inner_count = (1, 0) if part in self.units else (2, 0)
         output = self.originals[part](*args, **kwargs)
         self.depth = 0
         if self.mode == "record":
-            self.outer.append((part, args, kwargs, output.clone()))
+            self.outer.append((part, args, kwargs, copied(output)))
         return output
 
-    def call_inner(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def call_inner(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.depth == 2:  # inside a layer that is watched as a whole
             return self.originals[part](*args, **kwargs)
         number = self.inner_count
         self.inner_count += 1
         editing = self.mode == "replay" and self.count - 1 == self.resume[0]
         if editing and number < self.resume[1]:
-            return self.inner[number].clone()
+            return copied(self.inner[number])
         self.first.setdefault(part, (self.count - 1, number))
         self.depth = 2
         output = self.originals[part](*args, **kwargs)
         self.depth = 1
         if self.mode == "record unit":
-            self.inner.append(output.clone())
+            self.inner.append(copied(output))
         return output
+
+
+def copied(output: Any) -> Any:
+    """A layer's output, of whatever structure, with its tensors cloned."""
+    return tree_map_only(Tensor, torch.clone, output)
 
 
 def owns(module: nn.Module) -> bool:

@@ -91,7 +91,8 @@ class Plan:
     # Layers that a client chooses among, by name; the choice is reported as a mask over them in group `choice`.
     candidates: Callable[[nn.Module, Roles], Sequence[str]] = lambda module, roles: ()
     # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
-    # training passes of an image in an epoch (FedAvg's being 1), and forward passes over the probe images in a round.
+    # training passes of an image in an epoch (FedAvg's being 1), and forward passes over the probe images for a choice
+    # of layers, made each round or, where it is kept, once.
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     passes: Callable[[int], float] = lambda epochs: 1.0
     probe_passes: Callable[[nn.Module, Roles], int] = lambda module, roles: 0

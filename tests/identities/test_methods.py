@@ -11,6 +11,7 @@ from fedvit import tree
 from fedvit.editing import layers_of
 from fedvit.methods.pfededit import edit
 from fedvit.payload import Payload
+from fedvit.plan import client_round
 from fedvit.rounds import federate
 from fedvit.server import Server
 from fedvit.tree import Tree
@@ -83,6 +84,31 @@ def test_pfededit_that_edits_nothing_is_fedavg_with_equal_weights(tmp_path: Path
     assert same_trees(server.shared, plain.shared)
     with_probe, _ = ended("fedavg", tmp_path / "c", {"weighting": "equal"})
     assert not same_trees(plain.shared, with_probe.shared)  # it did hold images out
+
+
+def test_fedala_mixes_exactly_the_last_tensors_and_takes_the_others_over(tmp_path: Path) -> None:
+    bench = Bench(tiny("fedala", {"p": 3, "most_epochs": 1}), tmp_path)
+    last = {name: tensor + 0.05 for name, tensor in bench.net.initial.items()}
+    client = bench.worker.client("0", 2, {"last": last})
+    start = bench.net.plan.merge(client, Payload({"shared": bench.net.initial}))
+    mix = client.memory["mix"]
+    assert isinstance(mix, dict)
+    assert set(mix) == {"norm.bias", "head.weight", "head.bias"}
+    assert {n for n in start if not torch.equal(start[n], bench.net.initial[n])} == set(mix)
+    assert all(bool((mix[name] < 1).any()) for name in mix)
+
+
+def test_pfededits_choice_is_a_byte_a_layer(tmp_path: Path) -> None:
+    bench = Bench(tiny("pfededit", {"k": 3}), tmp_path)
+    layers = layers_of(bench.net.module, bench.net.roles.trainable)
+    last = {name: tensor + 0.05 for name, tensor in bench.net.initial.items()}
+    up = client_round(
+        bench.net.plan, bench.worker.client("0", 2, {"last": last}), Payload({"shared": bench.net.initial})
+    )
+    mask = up.trees["choice"]["layers"]
+    assert (mask.dtype, mask.shape) == (torch.uint8, (len(layers),))
+    assert sorted(mask.tolist()) == [0] * (len(layers) - 3) + [1] * 3
+    assert up.nbytes == tree.nbytes(bench.net.shared) + len(layers)
 
 
 def test_editing_every_layer_gives_the_last_model_and_editing_changes_predictions(tmp_path: Path) -> None:

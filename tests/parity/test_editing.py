@@ -4,12 +4,31 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from fedvit import tree
+from fedvit import config, tree
 from fedvit.editing import Replay, edited_logits, layers_of, probe_batches
+from fedvit.settings import Own
 from fedvit.training import holding
-from tests.conftest import Bench, tiny
+from tests.conftest import TINY, Bench, tiny
 
+
+class Tokens(nn.Module):
+    """Four patches of an image as tokens, something between them, and a classifier on their mean."""
+
+    def __init__(self, between: nn.Module):
+        super().__init__()
+        self.patch, self.between, self.fc = nn.Conv2d(3, 16, 4, 4), between, nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.patch(x).flatten(2).transpose(1, 2)
+        several = isinstance(self.between, nn.MultiheadAttention)
+        mixed = self.between(tokens, tokens, tokens)[0] if several else self.between(tokens)
+        out: torch.Tensor = self.fc(mixed.mean(1))
+        return out
+
+
+OWN = {"image_size": 8, "patch_size": None}
 MODELS = {
     "ViT": ({}, {}),
     "ViT, prefix": ({"tune": "prefix"}, {}),
@@ -24,14 +43,23 @@ MODELS = {
     "ResNet": ({"model": "resnet18", "image_size": 32, "patch_size": None}, {}),
     "ResNet, 54 layers": ({"model": "resnet18", "image_size": 32, "patch_size": None}, {"method.layers": "resnet54"}),
     "no blocks we know": ({"model": "shufflenet_v2_x0_5", "image_size": 32, "patch_size": None}, {}),
+    "torch's encoder layer, whose parts are not called": (OWN, {}),
+    "torch's attention, whose output is a pair": (OWN, {}),
+}
+MODULES = {  # those from Python
+    "torch's encoder layer, whose parts are not called": lambda: nn.TransformerEncoderLayer(
+        16, 2, 32, batch_first=True
+    ),
+    "torch's attention, whose output is a pair": lambda: nn.MultiheadAttention(16, 2, batch_first=True),
 }
 
 
 @pytest.mark.parametrize("case", MODELS)
 def test_sharing_activations_changes_no_bit(case: str, tmp_path: Path) -> None:
     flags, sets = MODELS[case]
-    label = f"pfededit+{flags.get('tune', 'full')}"
-    bench = Bench(tiny(label, {"probe": 0.3, **sets}, **{k: v for k, v in flags.items() if k != "tune"}), tmp_path)
+    own = Own(module=Tokens(MODULES[case]()) if case in MODULES else None)
+    settings = {**TINY, "method": "pfededit", **flags}
+    bench = Bench(config.load(None, {"probe": 0.3, **sets}, settings, own=own), tmp_path)
     net, client = bench.net, bench.worker.client("0", 1, {})
     generator = torch.Generator().manual_seed(0)
     base, other = (

@@ -15,13 +15,16 @@ from torch import nn
 
 from fedvit.client import Client, LocalSettings
 from fedvit.data.pipeline import ClientData
+from fedvit.editing import probe_batches
 from fedvit.methods import make_plan
+from fedvit.methods.apfl import stepped
 from fedvit.methods.fed_lamb import Lamb
-from fedvit.methods.fed_rod import balanced_softmax
-from fedvit.methods.moon import contrast
+from fedvit.methods.fed_rod import balanced_softmax, teach_maker
+from fedvit.methods.fed_rod import made as made_head
+from fedvit.methods.moon import contrast, features
 from fedvit.methods.pfededit import Size, ranking
 from fedvit.models.classifier import InputSettings, state
-from fedvit.models.plugins import SecondHead, attach
+from fedvit.models.plugins import HeadMaker, Offset, Projection, SecondHead, attach
 from fedvit.payload import Payload
 from fedvit.plan import Plan, Report, client_round
 from fedvit.roles import assign
@@ -124,6 +127,24 @@ def test_scaffold_corrects_gradients_and_renews_controls_by_option_two() -> None
     assert numbers(after.memory["control"]) == pytest.approx(c + 2 / 4 * change, abs=1e-6)
 
 
+def test_scaffolds_server_rate_scales_the_weights_step_and_averages_statistics() -> None:
+    plan, statistic = made("scaffold", server_lr=2.0), "bn.running_mean"
+    start, end = ({**tree_of(w), statistic: torch.tensor([s])} for w, s in ((START, 1.0), (START + 1, 4.0)))
+    server = Server(1, start, plan.start(TwoWeights(), start), clients=("c",))
+    control = plan.start(TwoWeights(), start)["control"]
+    after = plan.aggregate(server, [Report("c", 1.0, Payload({"shared": end, "control": control}))])
+    assert numbers(after.shared) == pytest.approx(START + 2, abs=1e-6)
+    assert after.shared[statistic].item() == 4.0
+
+
+def test_a_scaffold_client_without_a_step_keeps_its_control() -> None:
+    plan, own = made("scaffold"), np.array([-0.03, 0.05])
+    client = client_of(plan, {"control": tree_of(own)}, epochs=0)
+    up = client_round(plan, client, down(control=tree_of(np.array([0.02, -0.01]))))
+    assert numbers(client.memory["control"]) == pytest.approx(own)
+    assert numbers(up.trees["control"]) == pytest.approx(np.zeros(2))
+
+
 def two_rounds(plan: Plan) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Two rounds in which clients end one away from the server, and then two; the changes and the server's weights."""
     server = Server(0, tree_of(START), plan.start(TwoWeights(), tree_of(START)))
@@ -188,6 +209,28 @@ def test_apfl_as_the_fork_trains_alone_and_bakes_the_mixture_in() -> None:
     assert numbers(client.memory["own"]) == pytest.approx((1 - alpha) * w + alpha * v, abs=1e-6)
 
 
+def test_apfl_as_the_fork_steps_alpha_at_every_batch_and_is_tested_with_its_own_model() -> None:
+    plan, v, w, alpha = made("apfl", mode="fork"), np.array([1.0, 0.5]), START, 0.6
+    client = client_of(plan, {"own": tree_of(v), "alpha": alpha}, batch=3)
+    batches = [(np.asarray(x.mean((1, 2, 3))), np.asarray(y)) for x, y in client.batches(1, "train")]
+    assert len(batches) == 2
+    client_round(plan, client, down())
+    for x, y in batches:
+        gw, gv = slope(w, x, y), slope(v, x, y)
+        w, v = w - LR * gw, v - LR * gv
+        alpha = alpha - LR * (float((v - w) @ (alpha * gv + (1 - alpha) * gw)) + 0.02 * alpha)
+    own = (1 - alpha) * w + alpha * v
+    assert client.memory["alpha"] == pytest.approx(alpha, abs=1e-6)
+    assert numbers(client.memory["own"]) == pytest.approx(own, abs=1e-6)
+    assert numbers(plan.views(client, down(np.array([9.0, 9.0])))["personal"]) == pytest.approx(own, abs=1e-6)
+
+
+@pytest.mark.parametrize(("way", "end"), [(10.0, 0.0), (-10.0, 1.0), (0.1, 0.5 - 0.1 - 0.02 * 0.5)])
+def test_apfls_alpha_stays_between_zero_and_one(way: float, end: float) -> None:
+    own, shared, slopes = ({"w": torch.tensor([value])} for value in (way, 0.0, 1.0))
+    assert stepped(0.5, 1.0, own, shared, slopes) == pytest.approx(end, abs=1e-6)
+
+
 def test_per_fedavg_moves_by_the_second_halfs_gradient_after_a_step_on_the_first() -> None:
     plan = made("per_fedavg", beta=0.2)
     client = client_of(plan, batch=2)  # six images: one batch of 2 + 2, then one of 2 without a second half
@@ -198,6 +241,14 @@ def test_per_fedavg_moves_by_the_second_halfs_gradient_after_a_step_on_the_first
     assert numbers(up.trees["shared"]) == pytest.approx(START - 0.2 * slope(ahead, x[2:], y[2:]), abs=1e-6)
     x, y = next(client.batches(1, "finetune"))
     after = START - LR * slope(START, np.asarray(x.mean((1, 2, 3))), np.asarray(y))
+    assert numbers(plan.views(client, down())["personal"]) == pytest.approx(after, abs=1e-6)
+
+
+def test_per_fedavg_is_tested_after_its_own_number_of_steps_at_its_own_rate() -> None:
+    plan, after = made("per_fedavg", eval_lr=0.3, eval_steps=4), START
+    client = client_of(plan, batch=2)  # three batches an epoch: the fourth is of a second one
+    for x, y in list(client.batches(2, "finetune"))[:4]:
+        after = after - 0.3 * slope(after, np.asarray(x.mean((1, 2, 3))), np.asarray(y))
     assert numbers(plan.views(client, down())["personal"]) == pytest.approx(after, abs=1e-6)
 
 
@@ -254,6 +305,36 @@ def test_moon_takes_one_step_on_both_losses() -> None:
     assert torch.equal(client.memory["last"]["hidden.weight"], up.trees["shared"]["hidden.weight"])
 
 
+def test_moons_other_features_are_seen_through_the_projection_and_without_dropout() -> None:
+    module = Hidden()
+    attach(module, Projection(5))
+    plan = made("moon", mu=0.8, tau=0.5, projection=5)
+    client = client_of(plan, module=module)
+    generator = torch.Generator().manual_seed(5)
+    start, last = client.initial, {n: torch.randn(t.shape, generator=generator) for n, t in client.initial.items()}
+    client.memory["last"] = last
+    x, y = next(client.batches(1, "train"))
+    up = client_round(plan, client, Payload({"shared": start}))
+
+    def projected(w: dict[str, torch.Tensor]) -> torch.Tensor:
+        h = x.mean((2, 3)) @ w["hidden.weight"].T
+        h = torch.relu(h @ w["projection.0.0.weight"].T + w["projection.0.0.bias"])
+        return h @ w["projection.0.2.weight"].T + w["projection.0.2.bias"]
+
+    w = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
+    z = projected(w)
+    supervised = F.cross_entropy(z @ w["fc.weight"].T + w["fc.bias"], y)
+    (supervised + 0.8 * contrast(z, projected(start), projected(last), 0.5)).backward()
+    for name, leaf in w.items():
+        assert leaf.grad is not None
+        assert torch.allclose(up.trees["shared"][name], start[name] - LR * leaf.grad, atol=1e-6), name
+
+    module.hidden.register_forward_hook(lambda part, _, output: output * (0 if part.training else 1))
+    module.train()
+    assert torch.allclose(features(client, client.net(start), x), projected(start), atol=1e-6)
+    assert module.hidden.training
+
+
 def test_fed_rod_trains_body_and_generic_head_by_the_balanced_loss_and_the_own_head_by_the_rest() -> None:
     plan, module = made("fed_rod"), Hidden()
     attach(module, SecondHead())
@@ -281,6 +362,42 @@ def test_fed_rod_trains_body_and_generic_head_by_the_balanced_loss_and_the_own_h
     assert torch.allclose(kept["second_head.0.weight"], own - LR * p.grad, atol=1e-6)
 
 
+def test_fed_rods_hypernetwork_steps_towards_the_head_that_was_trained() -> None:
+    module = Hidden()
+    attach(module, SecondHead())
+    attach(module, HeadMaker())
+    client = client_of(made("fed_rod", hyper=True), module=module)
+    end = {name: t + 0.3 if name in client.roles.personal else t for name, t in client.initial.items()}
+    guess, trained = made_head(client, end), torch.cat([end[name].flatten() for name in client.roles.personal])
+    taught = teach_maker(client, end, 0.01)
+    way = taught["head_maker.2.bias"] - end["head_maker.2.bias"]
+    assert torch.allclose(way, 0.01 * (trained - guess).detach(), atol=1e-6)
+    assert (made_head(client, taught) - trained).norm() < (guess - trained).norm()
+    assert all(torch.equal(taught[name], end[name]) for name in end if not name.startswith("head_maker."))
+
+
+@pytest.mark.parametrize(("given", "rate"), [({"offset_lr": 0.03}, 0.03), ({}, LR / 5)], ids=["given", "a fifth"])
+def test_distrans_steps_network_and_offset_on_one_loss_at_two_rates(given: dict[str, Any], rate: float) -> None:
+    module = Hidden()
+    attach(module, Offset(0.3), size=1)
+    plan = made("distrans", a=0.3, **given)
+    client = client_of(plan, module=module)
+    x, y = next(client.batches(1, "train"))
+    shared = {name: tensor for name, tensor in client.initial.items() if name != "offset.image"}
+    up = client_round(plan, client, Payload({"shared": shared}))
+
+    w = {name: tensor.clone().requires_grad_() for name, tensor in client.initial.items()}
+    seen = (0.7 * x + 0.3 * w["offset.image"], 1.3 * x - 0.3 * w["offset.image"])
+    both = torch.cat([image.mean((2, 3)) @ w["hidden.weight"].T for image in seen], dim=1)
+    F.cross_entropy(both @ w["fc.weight"].T + w["fc.bias"], y).backward()
+    ends = {**up.trees["shared"], **client.memory["personal"]}
+    assert ends.keys() == w.keys()
+    for name, leaf in w.items():
+        assert leaf.grad is not None
+        step = rate if name == "offset.image" else LR
+        assert torch.allclose(ends[name], client.initial[name] - step * leaf.grad, atol=1e-6), name
+
+
 def test_balanced_softmax_weighs_every_class_by_its_count() -> None:
     logits, y, counts = torch.tensor([[1.0, 2.0, 5.0], [0.0, 1.0, 3.0]]), torch.tensor([0, 1]), torch.tensor([3, 1, 0])
     rows = [[3 * math.exp(1), math.exp(2)], [3 * math.exp(0), math.exp(1)]]
@@ -304,6 +421,21 @@ def test_lamb_scales_a_step_by_the_length_of_the_weights() -> None:
     still.grad = torch.tensor([3.0, -4.0])
     Lamb({"w": still}, 0.1, (0.9, 0.9), 1e-8, 0.0, {"w": torch.zeros(2)}).step()  # as in the first round
     assert still.detach().numpy() == pytest.approx([-0.06, 0.08], abs=1e-6)  # no length to scale by: a step of 0.1
+
+
+def test_a_fed_lamb_client_starts_from_the_second_moments_it_is_sent_and_reports_its_own() -> None:
+    plan, peak = made("fed_lamb", beta1=0.8, beta2=0.9), np.array([0.04, 0.25])
+    client = client_of(plan, epochs=2)
+    client.settings = replace(client.settings, weight_decay=0.1)
+    up = client_round(plan, client, down(second=tree_of(peak)))
+    theta, m, v = START, np.zeros(2), peak
+    for _ in range(2):
+        g = slope(theta)
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+        u = m / (np.sqrt(peak) + 1e-8) + 0.1 * theta
+        theta = theta - LR * np.linalg.norm(theta) * u / np.linalg.norm(u)
+    assert numbers(up.trees["shared"]) == pytest.approx(theta, abs=1e-6)
+    assert numbers(up.trees["second"]) == pytest.approx(v, abs=1e-6)
 
 
 def test_fed_lambs_server_keeps_the_largest_second_moment() -> None:
@@ -355,6 +487,35 @@ def test_pfededit_ranks_by_the_prediction_list() -> None:
     loss = [-np.mean(np.log(CHANCES[name])) for name in edits]
     assert ranking(logits, own, y, "loss") == sorted(range(4), key=lambda i: loss[i])
     assert ranking(logits, own, y, "accuracy") == [0, 2, 3, 1]  # ties fall to the earlier layer
+
+
+def test_pfededit_compares_every_edit_with_the_clients_last_model() -> None:
+    plan, module = made("pfededit", k=1), Hidden()
+    client = client_of(plan, module=module)
+    client.data = replace(client.data, probe=torch.arange(6))
+    generator = torch.Generator().manual_seed(24)
+    received, last = (
+        {n: torch.randn(t.shape, generator=generator) for n, t in client.initial.items()} for _ in range(2)
+    )
+    client.memory["last"] = last
+    ((x, y),) = probe_batches(client)
+
+    def chance(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.softmax(x.mean((2, 3)) @ weights["hidden.weight"].T @ weights["fc.weight"].T, 1)
+
+    def best(reference: dict[str, torch.Tensor]) -> str:
+        lists = {}
+        for name in received:
+            p, own = chance({**received, name: last[name]}), chance(reference)
+            right, better = p.argmax(1) == y, p[range(6), y] > own[range(6), y]
+            lists[name] = [int((r & b).sum()) for r in (right, ~right) for b in (better, ~better)]
+        return max(lists, key=lambda name: lists[name])
+
+    chosen = best(last)
+    assert chosen != best(received), "this case would not tell the two apart"
+    start = plan.merge(client, Payload({"shared": received}))
+    assert [name for name in start if not torch.equal(start[name], received[name])] == [chosen]
+    assert torch.equal(start[chosen], last[chosen])
 
 
 @pytest.mark.parametrize(("layers", "expected"), [(54, 4), (100, 7), (111, 8), (41, 3)])

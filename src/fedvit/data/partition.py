@@ -47,7 +47,8 @@ class Split:
 
     @property
     def seen(self) -> list[str]:
-        return [name for name in self.clients if name not in self.unseen]
+        unseen = set(self.unseen)
+        return [name for name in self.clients if name not in unseen]
 
     def to_json(self) -> dict[str, Any]:
         body = {
@@ -63,14 +64,19 @@ class Split:
 
 def split_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, list[int]]]:
     """Images of every class, for every client and part."""
+    parts = list(split.clients.values())
 
-    def count(indices: Indices) -> list[int]:
-        return [int(n) for n in np.bincount(dataset.labels[indices], minlength=dataset.classes)]
+    def count(kind: str) -> list[list[int]]:
+        owned = [getattr(part, kind) for part in parts]
+        owner = np.repeat(np.arange(len(parts)), [len(indices) for indices in owned])
+        cells = owner * dataset.classes + dataset.labels[np.concatenate(owned)]
+        rows: list[list[int]] = (
+            np.bincount(cells, minlength=len(parts) * dataset.classes).reshape(len(parts), -1).tolist()
+        )
+        return rows
 
-    return {
-        name: {"train": count(part.train), "val": count(part.val), "test": count(part.test)}
-        for name, part in split.clients.items()
-    }
+    table = zip(split.clients, count("train"), count("val"), count("test"), strict=True)
+    return {name: {"train": train, "val": val, "test": test} for name, train, val, test in table}
 
 
 @dataclass(frozen=True)
@@ -182,9 +188,12 @@ def hold_out_probe(whole: Split, labels: Labels, share: float, seed: int) -> Spl
     for name, part in whole.clients.items():
         count = round(len(part.train) * share)
         if not 0 < count < len(part.train):
+            fewest = min(len(other.train) for other in whole.clients.values())
+            fits = f"choose {1 / fewest:.2g} to {int(100 - 100 / fewest) / 100:g}, which suits every client"
             raise UserError(
                 f"method.probe={share:g} of the {len(part.train)} training images of client {name} is {count}; at "
-                f"least one must be held out and one left: choose {1 / len(part.train):.2g} or more, and less than 1"
+                "least one must be held out and one left: "
+                f"{fits if fewest > 1 else 'a client with one image cannot, raise partition.min_samples'}"
             )
         order = randomness.numpy_generator(seed, "probe", name).permutation(part.train)
         found, position = np.unique(labels[order], return_inverse=True)
@@ -452,12 +461,12 @@ def possible(sizes: Labels, ask: Request) -> str:
 
 def deal(indices: Indices, labels: Labels, counts: NDArray[np.int64], generator: Generator) -> list[Indices]:
     """Hand out the shuffled images of each class in these counts (classes x clients)."""
-    owned: list[list[Indices]] = [[] for _ in range(counts.shape[1])]
+    owners, members = [], []
     for label, row in enumerate(counts):
-        members = generator.permutation(indices[labels == label])
-        for client, part in enumerate(np.split(members, np.cumsum(row))[:-1]):
-            owned[client].append(part)
-    return [np.concatenate(parts) for parts in owned]
+        members.append(generator.permutation(indices[labels == label])[: row.sum()])
+        owners.append(np.repeat(np.arange(len(row)), row))
+    order = np.argsort(np.concatenate(owners), kind="stable")
+    return np.split(np.concatenate(members)[order], np.cumsum(counts.sum(axis=0))[:-1])
 
 
 def class_owners(classes: int, clients: int, per_client: int, generator: Generator) -> NDArray[np.float64]:

@@ -2,9 +2,10 @@
 
 Departs from the paper: mode=paper trains the own model through the mixture of weights, alpha * own + (1 - alpha) *
 shared, steps alpha once a round along its exact derivative, and is tested through the mixture with the newest shared
-weights (the authors' code mixes logits and tests before aggregation). mode=fork is FedPerfix's code: the own model
-trains alone, alpha steps at every batch, and the mixture is written into the own model after each round. Both have
-the authors' pull of alpha to zero, 0.02 * alpha. adaptive=false keeps alpha as it is.
+weights. That the paper mixes weights is assumed; the authors' code mixes logits, tests before aggregation and averages
+the shared models without regard to sizes, which train.weighting=equal does here. mode=fork is FedPerfix's code: the own
+model trains alone, alpha steps at every batch, and the mixture is written into the own model after each round. Both
+have the authors' pull of alpha to zero, 0.02 * alpha. adaptive=false keeps alpha as it is.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,8 @@
 View `personal` is the sum of both heads, `generic` the shared one alone.
 Departs from the paper: the personal head learns on detached features, as PFLlib reads it, and starts at zero, so that
 a client that never trained predicts as the shared model. hyper=true makes the personal head each round from the
-client's class frequencies by a shared network, which then steps towards what the client trained (`hyper_lr`).
+client's class frequencies by a shared network, which then steps towards what the client trained (`hyper_lr`); its sizes
+and rate are those of re-implementations, and a client that has trained is tested with the head it kept, not a new one.
 """
 
 from collections.abc import Mapping

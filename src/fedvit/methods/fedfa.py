@@ -5,9 +5,10 @@ their own values with variance (1 + gamma) times that over the batch. gamma is l
 averages vary between clients: clients report these averages, the server returns their variance, per channel.
 
 Departs from the paper: on a ViT the stages are quarters of the blocks and statistics run over tokens. The authors' code
-takes one variance over clients and channels; here it is per channel, as the method is described, over the clients that
-reported in the last round. Averages begin at the client's first batch. Training before a test (clients that never took
-part) is plain.
+takes one variance over clients and channels; here it is per channel, which we believe to be the paper's without having
+read it there, over the clients that reported in the last round. Each stage adds two numbers a channel to either
+direction, averages up and variances down; the paper's count may be four one way. Averages begin at the client's first
+batch. Training before a test (clients that never took part) is plain.
 """
 
 from collections.abc import Iterable, Iterator

@@ -9,8 +9,8 @@ many residuals of others beside it, drawn evenly over the classes, at both level
 Privacy: residuals of single training images, and their labels, leave the client by design, and every client gets them.
 The noise is fixed, no bound on what they tell is computed, and a residual may show its image. Do not use this method
 where images or labels must not leave their owner. Images cross twice at the model's input size in float16; every
-client stores everybody's, and messages for evaluation carry them too. `fedvit cost` shows a round of stage 1, and no
-memory, because it is not told how many images there are.
+client stores everybody's, and messages for evaluation carry them too. `fedvit cost` shows a round of stage 1 and the
+bytes of one image's residuals, and no memory, because it is not told how many images there are.
 
 Departs from the paper: stage 1 takes 4 rounds, not 15, to suit short runs, and its weight on reconstruction falls with
 the epochs so far at the start of a round; the divergence of the code is per pixel and colour; a splitter of two

@@ -4,7 +4,8 @@ Each batch is twice the run's: one gradient step on its first half, and the grad
 weights from before that step. Tested after `eval_steps` such steps on training batches, which are then forgotten.
 Departs from the paper: first order. The inner step is plain SGD at the run's rate (FedPerfix's code: beta = rate =
 0.001); the outer one is the run's optimiser at beta. A last batch without a second half moves nothing, and a client
-with fewer images than two batches halves all it has. A beta or eval_lr that is given does not follow train.schedule.
+with fewer images than two batches halves all it has. So a step costs twice FedAvg's and an epoch as much as FedAvg's,
+with half the steps. A beta or eval_lr that is given does not follow train.schedule.
 """
 
 import itertools
@@ -59,5 +60,4 @@ def plan(beta: Positive | None = None, eval_lr: Positive | None = None, eval_ste
         name="per_fedavg",
         local=partial(meta_train, beta=beta),
         views=partial(after_steps, lr=eval_lr, steps=eval_steps),
-        passes=lambda epochs: 2.0,
     )

@@ -4,8 +4,8 @@ Every layer of the received model is exchanged alone for the client's own and tr
 k stay. Everything is trained, sent and averaged; the choice is sent as a mask. Tested as edited.
 Departs from the paper: nothing; its released code does something else (nested layers are never exchanged, and the
 probe images are shuffled between the two predictions that are compared). Ties fall to the larger mean effect, then to
-the earlier layer. flexible=false keeps the first choice. layers=resnet54 counts layers as its code does,
-layers=norms edits normalisation layers only (its Figure 2).
+the earlier layer. flexible=false keeps the first choice: probe images are tried at a client's first editing only.
+layers=resnet54 counts layers as its code does, layers=norms edits normalisation layers only (its Figure 2).
 """
 
 import math
@@ -123,6 +123,12 @@ def plan(
         mask = torch.zeros(len(layers_of(module, trainable, layers)), dtype=torch.uint8)
         return {"last": trainable} if flexible else {"last": trainable, "choice": {"layers": mask}}
 
+    def probe_passes(module: nn.Module, roles: Roles) -> int:
+        """One of the client's last model, and one of every edit that changes something."""
+        if k == 0 or metric == "random":
+            return 0
+        return 1 + sum(bool(layer.tensors) for layer in layers_of(module, roles.trainable, layers))
+
     return Plan(
         name="pfededit",
         merge=put_back,
@@ -133,8 +139,6 @@ def plan(
         probe=probe,
         check=check,
         remembers=remembers,
-        probe_passes=lambda module, roles: (
-            0 if k == 0 or metric == "random" else 1 + len(layers_of(module, roles.trainable, layers))
-        ),
+        probe_passes=probe_passes,
         candidates=lambda module, roles: [layer.name for layer in layers_of(module, roles.trainable, layers)],
     )

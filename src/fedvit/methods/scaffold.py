@@ -2,7 +2,8 @@
 
 Departs from the paper: a client's new control is the mean of the gradients it saw in the round. Under plain SGD that
 is the paper's option II to the letter; under momentum and Adam, where option II's formula is no gradient any more, it
-still is one. Weights are averaged without regard to sizes, as printed.
+still is one. Weights are averaged without regard to sizes, as printed. Running statistics of batch normalisation are
+averaged, whatever server_lr is. A client that could take no step keeps its control.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,7 +49,7 @@ def corrected(client: Client, start: Tree) -> Tree:
                 parameter.grad.add_(correction[name])
 
     end = descend(client, start, adjust=correct)
-    new = {name: (total / max(1, steps)).cpu() for name, total in sums.items()}
+    new = {name: (total / steps).cpu() for name, total in sums.items()} if steps else own
     client.memory["control"] = new
     client.scratch["change"] = {name: new[name] - own[name] for name in new}
     return end
@@ -69,10 +70,10 @@ def step_both(server: Server, reports: Iterable[Report], server_lr: float) -> Se
 
     mean = means(counted())
     part = len(answered) / len(server.clients)
-    shared = mean["shared"]
+    shared, old = mean["shared"], server.memory["control"]
     if server_lr != 1:
-        shared = {name: torch.lerp(server.shared[name], shared[name], server_lr) for name in shared}
-    control = {name: c + part * mean["control"][name] for name, c in server.memory["control"].items()}
+        shared = {**shared, **{name: torch.lerp(server.shared[name], shared[name], server_lr) for name in old}}
+    control = {name: c + part * mean["control"][name] for name, c in old.items()}
     return replace(server, shared=shared, memory={"control": control})
 
 

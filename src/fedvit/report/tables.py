@@ -158,9 +158,12 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
     table.add_row("a client keeps between rounds", units.nbytes(cost["memory_nbytes"]))
     table.add_row("training passes per image (FedAvg: 1)", f"{cost['training_passes']:.3g}")
     if cost["probe_passes"]:
-        table.add_row("forward passes over the probe images, per round", f"{cost['probe_passes']:,}")
+        table.add_row("forward passes over the probe images, per choice", f"{cost['probe_passes']:,}")
     for way, nbytes in cost.get("nbytes_last_round", {}).items():
         table.add_row(f"sent {way} in the last round", units.nbytes(nbytes))
+    if "nbytes_once_per_image" in cost:
+        once = units.nbytes(cost["nbytes_once_per_image"])
+        table.add_row("a training image, up once and once to every client", once)
     for rate, other in cost.get("by_rate", {}).items():
         sizes = (units.count(other["params"]["total"]), units.nbytes(other["nbytes"]["down"]))
         numbers = f"{sizes[0]} / {sizes[1]} / {units.count(other['macs_per_example'])}"

@@ -219,7 +219,12 @@ def pfededit_row(name: str, column: Column) -> tuple[Tables, str]:
         case "moon" if data == "cifar10":
             return method(name, mu=5.0), "mu as MOON's authors use it on CIFAR-10."
         case "distrans" if column.settings["partition"]["level"] == 0:
-            return method(name, a=0.3), "a as DisTrans's authors use it for i.i.d. data."
+            own = method(name, a=0.3, offset_lr=0.001)
+            return own, "a and offset_lr as DisTrans's authors use them for i.i.d. data."
+        case "distrans":
+            return method(name, offset_lr=0.001), "offset_lr as DisTrans's authors use it."
+        case "fed_lamb":
+            return method(name, lr=0.001), "Its rate is not given; a step is lr times the weights' length."
         case "fedrep":
             return method(name), "The head's epochs are not given: one, then one of the body."
         case "fedfed":
