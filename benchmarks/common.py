@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Result:
     bar: float | None  # None: only told
     at_least: bool = False  # the bar is a floor, not a ceiling
     beside: str = ""
+    threads: int = 1  # of each process
 
     @property
     def median(self) -> float:
@@ -45,17 +47,21 @@ class Result:
 
 
 def alternate(ours: Callable[[int], object], theirs: Callable[[int], object], repeats: int) -> list[float]:
-    """Our time over theirs, in turns; both are called once before, to warm up."""
+    """Our time over theirs, now one first and now the other; both are called once before, to warm up."""
     ours(0)
     theirs(0)
     ratios = []
     for repeat in range(1, repeats + 1):
-        begin = time.perf_counter()
-        ours(repeat)
-        middle = time.perf_counter()
-        theirs(repeat)
-        ratios.append((middle - begin) / (time.perf_counter() - middle))
+        pair = (ours, theirs) if repeat % 2 else (theirs, ours)
+        seconds = [seconds_of(contestant, repeat) for contestant in pair]
+        ratios.append(seconds[0] / seconds[1] if repeat % 2 else seconds[1] / seconds[0])
     return ratios
+
+
+def seconds_of(contestant: Callable[[int], object], repeat: int) -> float:
+    begin = time.perf_counter()
+    contestant(repeat)
+    return time.perf_counter() - begin
 
 
 def generated(clients: int, images: int, test: int = 1, size: int = 32, classes: int = 10) -> tuple[Dataset, Split]:
@@ -86,15 +92,16 @@ def make_worker(experiment: Experiment, images: int, test: int = 1) -> Worker:
 
 def machine() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores} cores, torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}"
+    versions = ", ".join(f"{name} {version(name)}" for name in ("fedvit", "torch", "timm"))
+    return f"{cores} cores, {versions}, Python {platform.python_version()}, {platform.machine()}"
 
 
 def show(results: list[Result]) -> None:
     table = Table(title=machine(), title_justify="left", box=None)
-    for column in ("what", "median", "bar", "", "of", "beside"):
+    for column in ("what", "threads", "median", "bar", "", "of", "beside"):
         table.add_column(column, justify="right" if column == "median" else "left")
     for result in results:
         bar = "" if result.bar is None else f"{'>=' if result.at_least else '<='} {result.bar:g}"
         of = " ".join(f"{ratio:.3g}" for ratio in result.ratios)
-        table.add_row(result.what, f"{result.median:.3f}", bar, result.verdict, of, result.beside)
+        table.add_row(result.what, str(result.threads), f"{result.median:.3f}", bar, result.verdict, of, result.beside)
     Console(width=170, highlight=False).print(table)

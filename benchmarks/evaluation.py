@@ -46,7 +46,7 @@ def measure(label: str, clients: int, test: int, repeats: int) -> Result:
 
 
 def results(clients: int = 8, test: int = 64, repeats: int = 5) -> list[Result]:
-    return [measure(label, clients, test, repeats) for label in ("fedavg", "fedper")]
+    return [measure(label, clients, test, repeats) for label in ("fedavg", "fedper", "scaffold")]
 
 
 if __name__ == "__main__":

@@ -107,8 +107,8 @@ from fedvit.transport import flower
 honest = flower.answer
 
 
-def answer(folder, told, records, task):
-    found = honest(folder, told, records, task)
+def answer(folder, told, records, task, sent):
+    found = honest(folder, told, records, task, sent)
     if told["site"] != "1" or task != "train":
         return found
     content, about = flower.from_records(found)

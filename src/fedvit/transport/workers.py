@@ -52,7 +52,9 @@ class Done:
 
 def share(blob: bytes) -> Tensor:
     """Bytes as a tensor that crosses between processes without being copied again."""
-    return shared_array(np.frombuffer(bytearray(blob), dtype=np.uint8))
+    shared = torch.empty(len(blob), dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+    shared.numpy()[:] = np.frombuffer(blob, dtype=np.uint8)
+    return shared  # type: ignore[no-any-return]
 
 
 def unshare(shared: Tensor) -> bytes:
@@ -73,6 +75,8 @@ class Workers:
         source = (worker.experiment, replace(dataset, images=EMPTY_IMAGE, labels=dataset.labels[:1]), worker.split)
         self.connections: list[Connection] = []
         self.processes = []
+        self.home: dict[str, Connection] = {}  # where a client was last: what frozen layers make of its images is there
+        self.last: tuple[Any, Tensor] | None = None  # the newest message in shared memory
         for number in range(count):
             ours, theirs = context.Pipe()
             arguments = (
@@ -109,66 +113,75 @@ class Workers:
         self.inner.commit(round_)
 
     def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
-        names, idle = list(messages), list(self.connections)
-        answers: dict[int, Payload | Failure] = {}
-        running: dict[Connection, int] = {}
-        begun = 0
-        for number, name in enumerate(names):
-            while number not in answers:
-                while idle and begun < len(names) and begun < number + 2 * self.count:  # few answers wait
-                    self.start(idle, running, answers, task, begun, names[begun], messages[names[begun]])
+        waiting, idle, answers = list(messages), list(self.connections), dict[str, Done | Failure]()
+        running: dict[Connection, str] = {}
+        begun, self.last = 0, None
+        for number, name in enumerate(messages):
+            while True:  # a process that is free gets its next task before an answer is looked at
+                while idle and waiting and begun < number + 2 * self.count:  # few answers wait
+                    near = waiting[: number + 2 * self.count - begun]  # the last place is for the one that is due
+                    client = next((client for client in near if self.home.get(client) is idle[-1]), near[0])
+                    waiting.remove(client)
                     begun += 1
-                if number not in answers:
-                    self.collect(task, names, idle, running, answers)
-            yield name, answers.pop(number)
+                    self.start(idle, running, answers, task, client, messages[client])
+                if name in answers:
+                    break
+                self.collect(idle, running, answers)
+            yield name, self.opened(task, name, answers.pop(name))
 
     def start(
         self,
         idle: list[Connection],
-        running: dict[Connection, int],
-        answers: dict[int, Payload | Failure],
+        running: dict[Connection, str],
+        answers: dict[str, Done | Failure],
         task: Task,
-        number: int,
         name: str,
         down: Payload,
     ) -> None:
-        """Hand a task to an idle process."""
+        """Hand a task to the last idle process."""
         if task == "train" and self.inner.fails(name, int(down.scalars["round"])):
-            answers[number] = Failure("dropped out (train.dropout)")
+            answers[name] = Failure("dropped out (train.dropout)")
             return
-        connection = idle.pop()
+        connection = self.home[name] = idle.pop()
         memory = share(memory_to_bytes(self.inner.store.get(name)))
         try:
-            connection.send(Job(task, name, share(payload.to_bytes(down)), memory))
+            connection.send(Job(task, name, self.shared(down), memory))
         except OSError as problem:
             raise RuntimeError(f"a worker process has died before client {name}") from problem
-        running[connection] = number
+        running[connection] = name
+
+    def shared(self, down: Payload) -> Tensor:
+        """A message in shared memory; one block where the next client gets the same tensors."""
+        key = tuple((group, id(tree)) for group, tree in down.trees.items()), tuple(down.scalars.items())
+        if self.last is None or self.last[0] != key:
+            self.last = key, share(payload.to_bytes(down))
+        return self.last[1]
 
     def collect(
-        self,
-        task: Task,
-        names: Sequence[str],
-        idle: list[Connection],
-        running: dict[Connection, int],
-        answers: dict[int, Payload | Failure],
+        self, idle: list[Connection], running: dict[Connection, str], answers: dict[str, Done | Failure]
     ) -> None:
         """Wait for some process and take its answer."""
         for ready in wait(list(running)):
             assert isinstance(ready, Connection)
-            number = running.pop(ready)
-            name = names[number]
+            name = running.pop(ready)
             try:
                 done: Done = ready.recv()
             except (EOFError, OSError) as problem:
                 raise RuntimeError(f"the worker process of client {name} has died; was it out of memory?") from problem
             if done.problem is not None:
                 raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
-            assert done.up is not None
-            answers[number] = payload.from_bytes(unshare(done.up))
-            if task == "train":
-                assert done.memory is not None
-                self.inner.pending[name] = memory_from_bytes(unshare(done.memory))
+            answers[name] = done
             idle.append(ready)
+
+    def opened(self, task: Task, name: str, done: Done | Failure) -> Payload | Failure:
+        """A client's answer; what it remembers waits for the end of the round."""
+        if isinstance(done, Failure):
+            return done
+        assert done.up is not None
+        if task == "train":
+            assert done.memory is not None
+            self.inner.pending[name] = memory_from_bytes(unshare(done.memory))
+        return payload.from_bytes(unshare(done.up))
 
 
 EMPTY_IMAGE = np.zeros((1, 1, 1, 3), dtype=np.uint8)
@@ -176,7 +189,7 @@ EMPTY_IMAGE = np.zeros((1, 1, 1, 3), dtype=np.uint8)
 
 def shared_array(images: np.ndarray) -> Tensor:
     """An array in memory that processes share."""
-    tensor = torch.from_numpy(np.ascontiguousarray(images)).clone()
+    tensor = torch.from_numpy(np.ascontiguousarray(images))
     tensor.share_memory_()  # type: ignore[no-untyped-call]
     return tensor
 
