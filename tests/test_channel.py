@@ -25,6 +25,7 @@ from fedvit import payload, split_client
 from fedvit.agreement import common, differences
 from fedvit.errors import UserError
 from fedvit.evaluation import METRICS, score_problem
+from fedvit.methods import METHODS, plan_of
 from fedvit.models.cuts import Parts
 from fedvit.payload import Payload
 from fedvit.split import GIVEN_UP, ClientSide, Message, ServerSide, pack, unpack
@@ -172,6 +173,35 @@ def test_who_comes_first_does_not_matter_and_the_lost_leave_nothing(method: str,
     found = trained("b", ["2", "1", "0"], "1")
     assert all(same_trees(a, b) for a, b in zip(expected, found, strict=True))
     assert not same_trees(expected[0], Bench(tiny(method), tmp_path / "c").net.shared)
+
+
+class Heard(Loopback):
+    """A channel that remembers what it carried."""
+
+    def call(self, request: bytes) -> bytes:
+        carried.append(request)
+        return super().call(request)
+
+
+carried: list[bytes] = []
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if plan_of(tiny(name)).split is not None])
+def test_no_weight_of_a_client_is_in_its_messages(method: str, tmp_path: Path) -> None:
+    carried.clear()
+    bench = Bench(tiny(method), tmp_path)
+    parts = Parts(bench.net.module, bench.net.plan.split.cut)  # type: ignore[union-attr]
+    side = server_side(bench.net, parts, bench.server, bench.experiment, 1, ["0"])
+    client = bench.worker.client("0", 1, {})
+    work, channel = ClientSide(side.split, parts, client).requests(average=False), Heard(side)
+    while one_step(work, channel):
+        pass
+    own = client.memory["personal"]
+    assert isinstance(own, dict)
+    values = [t.contiguous().reshape(-1).numpy().tobytes() for t in own.values() if t.numel() > 4]
+    assert values
+    assert len(carried) > 2
+    assert not [value for value in values if any(value in message for message in carried)]
 
 
 def test_a_turn_that_is_undone_leaves_body_and_optimiser_as_they_were(tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ def test_only_registered_sites_with_the_right_certificate_take_part(guarded: Gua
     run = guarded.finish(tiny("fedper", clients=2, samples=80, cohort=2), out)
     assert run.finished, (out / "error.txt").read_text()
     assert [row["failed"] for row in run.rounds] == [[], []]
+    # The SuperLink knows the sites' keys again after a restart: they are in its database.
+    guarded.kill("superlink")
+    guarded.start("superlink", *guarded.server, "--enable-supernode-auth")
+    again = guarded.finish(tiny("fedper", clients=2, samples=80, cohort=2, rounds=1), tmp_path / "again")
+    assert again.finished, (tmp_path / "again" / "error.txt").read_text()
     for name in ("unregistered", "deceived", "plain"):
         assert not guarded.said(name), f"{name} got a message"
         assert "SuperNode ID" not in guarded.log_of(name)
