@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedvit import config
+from fedvit.agreement import PLANNED
 from fedvit.data.datasets import Dataset
 from fedvit.errors import UserError
 from fedvit.experiment import LocalBaseline, Run, run_rounds
@@ -98,7 +99,7 @@ def refuse_changes(folder: Path, experiment: Experiment) -> None:
     old, new = difference.get("train.rounds", (0, 0))
     if new > old:
         del difference["train.rounds"]
-        if experiment.train.schedule in ("cosine", "step"):
+        if experiment.train.schedule in PLANNED:
             raise UserError(
                 f"{folder} cannot be extended: train.schedule={experiment.train.schedule} plans its rates over {old} "
                 "rounds; start a new run with another --out"

@@ -198,21 +198,22 @@ class Checks:
 
     def largest(self, train: int, test: int) -> list[Payload]:
         """What a client with so many images sends, one of each kind that has tensors, at its largest."""
-        batch, labels = (
-            min(self.batch, train),
-            {"labels": {"y": torch.zeros(min(self.batch, train), dtype=torch.int32)}},
-        )
-        kinds = [{"h": self.zeros("h", batch), **(labels if self.split.labels_leave else {})}]
-        kinds.append({"h": self.zeros("h", min(EVALUATION_BATCH, test))})
-        if not self.split.labels_leave:
-            kinds.append({"b": self.zeros("b", batch)})
+        batch = min(self.batch, train)
+        kinds = [
+            {"h": self.zeros("h", (batch, *self.h))},
+            {"h": self.zeros("h", (min(EVALUATION_BATCH, test), *self.h))},
+        ]
+        if self.split.labels_leave:
+            kinds[0]["labels"] = {"y": torch.zeros(batch, dtype=torch.int32)}
+        else:
+            kinds.append({"b": self.zeros("b", (batch, *self.b))})
         if self.split.average_every and self.own:
             kinds.append({"parts": self.own})
         return [Payload(trees) for trees in kinds]
 
-    def zeros(self, group: str, images: int) -> Tree:
-        wanted = self.packed(group, (images, *self.h))
-        return {name: torch.zeros(1, dtype=dtype).expand(shape) for name, (dtype, shape) in wanted.items()}
+    def zeros(self, group: str, shape: Shape) -> Tree:
+        wanted = self.packed(group, shape)
+        return {name: torch.zeros(1, dtype=dtype).expand(size) for name, (dtype, size) in wanted.items()}
 
     def packed(self, group: str, shape: Shape, wire: Wire | None = None) -> dict[str, tuple[torch.dtype, Shape]]:
         wire = wire or self.split.wire

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedvit import config, payload
 from fedvit.agreement import common, differences
 from fedvit.errors import UserError
-from fedvit.evaluation import score_problem
+from fedvit.evaluation import MOST_IMAGES, score_problem
 from fedvit.expected import difference, up_of
 from fedvit.payload import Failure, Payload
 from fedvit.policy import read_policy
@@ -49,7 +49,7 @@ TYPES = {
 TRIES, PAUSE = 3, 1.0
 HELLO = 120.0  # seconds for a new node to say who it is
 FORGIVEN = 60.0  # and for messages beyond the time we wait for their answers
-MOST_IMAGES, LONGEST_TEXT = 10**9, 300
+LONGEST_TEXT = 300
 T = TypeVar("T")
 
 
