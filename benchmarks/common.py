@@ -58,9 +58,9 @@ def alternate(ours: Callable[[int], object], theirs: Callable[[int], object], re
     return ratios
 
 
-def seconds_of(contestant: Callable[[int], object], repeat: int) -> float:
+def seconds_of(contestant: Callable[..., object], *work: Any) -> float:
     begin = time.perf_counter()
-    contestant(repeat)
+    contestant(*work)
     return time.perf_counter() - begin
 
 

@@ -170,7 +170,8 @@ def note_loss(client: Client, losses: Sequence[tuple[int, Tensor]], end: Tree) -
 def holding(client: Client, tree: Tree) -> Iterator[Predictor]:
     """The worker's one module with these weights, in evaluation mode: quicker than `client.net`, one at a time."""
     load_(client.live, tree)
-    client.module.eval()
+    if client.module.training:  # a walk through all its parts: with a small model and many clients it shows
+        client.module.eval()
 
     def predict(x: Tensor) -> Tensor:
         with client.settings.autocast():

@@ -5,15 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedvit.errors import UserError
 from fedvit.experiment import load_data
 from fedvit.payload import Payload
-from fedvit.transport.workers import Workers, share, unshare
+from fedvit.transport.workers import SMALL, Job, Workers, share, unshare
 from tests.conftest import Bench, finish, tiny
 from tests.contract.test_every_plan import weights
 
@@ -31,8 +33,24 @@ def test_two_workers_give_the_bytes_of_one(label: str, tmp_path: Path) -> None:
 
 
 def test_bytes_survive_shared_memory() -> None:
-    blob = os.urandom(1000)
-    assert unshare(share(blob)) == blob
+    few, many = os.urandom(1000), os.urandom(SMALL)
+    assert unshare(share(few)) == few
+    assert unshare(share(many)) == many
+    assert isinstance(share(many), Tensor), "large messages are not pickled"
+
+
+def test_a_process_gets_equal_messages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, send = list[Job](), Connection.send
+    monkeypatch.setattr(Connection, "send", lambda self, job: (sent.append(job), send(self, job))[1])
+    bench = Bench(tiny("fedavg", cohort=4), tmp_path)
+    dataset, _ = load_data(bench.experiment)
+    tree = bench.net.shared
+    same = {name: Payload({"shared": tree}, {"round": 1}) for name in ("0", "1", "2")}
+    other = Payload({"shared": {name: tensor + 1 for name, tensor in tree.items()}}, {"round": 1})
+    with Workers(bench.transport, dataset, 1) as workers:
+        found = dict(workers.exchange("evaluate", {**same, "3": other}))
+    assert [job.down is None for job in sent] == [False, True, True, False]
+    assert found == dict(bench.transport.exchange("evaluate", {**same, "3": other}))
 
 
 def test_a_workers_mistake_is_the_users_and_its_death_is_told(tmp_path: Path) -> None:

@@ -30,35 +30,41 @@ from fedvit.worker import Worker, make_net
 log = logging.getLogger(__name__)
 
 
+Block = Tensor | bytes  # a tensor lies in shared memory
+SMALL = 2**16  # bytes that go through the pipe itself
+
+
 @dataclass(frozen=True)
 class Job:
-    """One client's task for a process: its message and memory, each one block of shared memory."""
+    """One client's task for a process: its message and memory."""
 
     task: Task
     client: str
-    down: Tensor
-    memory: Tensor
+    down: Block | None  # None: the same message as for the last client of this process
+    memory: Block
 
 
 @dataclass(frozen=True)
 class Done:
     """What a process sends back; `problem` is a user's mistake or a traceback."""
 
-    up: Tensor | None = None
-    memory: Tensor | None = None
+    up: Block | None = None
+    memory: Block | None = None
     problem: str | None = None
     mistake: bool = False
 
 
-def share(blob: bytes) -> Tensor:
-    """Bytes as a tensor that crosses between processes without being copied again."""
+def share(blob: bytes) -> Block:
+    """Bytes as a tensor that crosses between processes without being copied again; a few bytes stay what they are."""
+    if len(blob) < SMALL:
+        return blob
     shared = torch.empty(len(blob), dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
     shared.numpy()[:] = np.frombuffer(blob, dtype=np.uint8)
     return shared  # type: ignore[no-any-return]
 
 
-def unshare(shared: Tensor) -> bytes:
-    return shared.numpy().tobytes()
+def unshare(block: Block) -> bytes:
+    return block if isinstance(block, bytes) else block.numpy().tobytes()
 
 
 class Workers:
@@ -76,7 +82,8 @@ class Workers:
         self.connections: list[Connection] = []
         self.processes = []
         self.home: dict[str, Connection] = {}  # where a client was last: what frozen layers make of its images is there
-        self.last: tuple[Any, Tensor] | None = None  # the newest message in shared memory
+        self.last: tuple[Any, Block] | None = None  # the newest message
+        self.holds: dict[Connection, Block] = {}  # the message that a process has
         for number in range(count):
             ours, theirs = context.Pipe()
             arguments = (
@@ -115,7 +122,7 @@ class Workers:
     def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
         waiting, idle, answers = list(messages), list(self.connections), dict[str, Done | Failure]()
         running: dict[Connection, str] = {}
-        begun, self.last = 0, None
+        begun, self.last, self.holds = 0, None, {}
         for number, name in enumerate(messages):
             while True:  # a process that is free gets its next task before an answer is looked at
                 while idle and waiting and begun < number + 2 * self.count:  # few answers wait
@@ -143,15 +150,16 @@ class Workers:
             answers[name] = Failure("dropped out (train.dropout)")
             return
         connection = self.home[name] = idle.pop()
-        memory = share(memory_to_bytes(self.inner.store.get(name)))
+        message, memory = self.shared(down), share(memory_to_bytes(self.inner.store.get(name)))
+        known = self.holds.get(connection) is message
         try:
-            connection.send(Job(task, name, self.shared(down), memory))
+            connection.send(Job(task, name, None if known else message, memory))
         except OSError as problem:
             raise RuntimeError(f"a worker process has died before client {name}") from problem
-        running[connection] = name
+        running[connection], self.holds[connection] = name, message
 
-    def shared(self, down: Payload) -> Tensor:
-        """A message in shared memory; one block where the next client gets the same tensors."""
+    def shared(self, down: Payload) -> Block:
+        """A message for other processes; the same block where the next client gets the same tensors."""
         key = tuple((group, id(tree)) for group, tree in down.trees.items()), tuple(down.scalars.items())
         if self.last is None or self.last[0] != key:
             self.last = key, share(payload.to_bytes(down))
@@ -229,6 +237,7 @@ def serve(
     threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(experiment.run.threads)
     worker: Worker | None = None
+    down: Payload | None = None
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             job: Job = connection.recv()
@@ -239,7 +248,10 @@ def serve(
                     worker = Worker(
                         experiment, make_net(experiment, dataset.classes, place), dataset, split, place, processes
                     )
-                done = work(worker, job)
+                if job.down is not None:
+                    down = payload.from_bytes(unshare(job.down))
+                assert down is not None
+                done = work(worker, job, down)
             except UserError as problem:
                 done = Done(problem=str(problem), mistake=True)
             except Exception:  # whatever it is, the parent must hear of it
@@ -247,8 +259,8 @@ def serve(
             connection.send(done)
 
 
-def work(worker: Worker, job: Job) -> Done:
-    down, memory = payload.from_bytes(unshare(job.down)), memory_from_bytes(unshare(job.memory))
+def work(worker: Worker, job: Job, down: Payload) -> Done:
+    memory = memory_from_bytes(unshare(job.memory))
     if job.task == "evaluate":
         return Done(share(payload.to_bytes(worker.evaluate(job.client, down, memory))))
     up, kept = worker.train(job.client, down, memory)
