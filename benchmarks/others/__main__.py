@@ -46,7 +46,6 @@ QUIET = {
     "WANDB_MODE": "disabled",
     "HF_HUB_OFFLINE": "1",
 }
-AGREES = 1e-2  # relative distance of the last weights; another order of sums gives some 1e-6, another work about 1
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def compare(work: str, framework: str, times: dict[str, list[Time]], away: dict[
     whole, steady = bars(work, framework)
     found = ", ".join(f"{package} {number}" for package, number in theirs[0].versions.items())
     ends = f"ends {away[framework]:.0e} from a bare loop, ours {away[OURS]:.0e}"
-    if max(away[framework], away[OURS]) > AGREES:
+    if max(away[framework], away[OURS]) > works.RECIPES[work].agrees:
         ends = f"NOT THE SAME WORK: {ends}"
         whole = steady = None
 

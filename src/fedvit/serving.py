@@ -26,7 +26,6 @@ from fedvit.experiment import (
     run_log,
     write_summary,
 )
-from fedvit.plan import own_model, send_shared
 from fedvit.results import Holding, write_json
 from fedvit.rounds import Round, federate
 from fedvit.running import refuse_changes
@@ -159,9 +158,10 @@ def description(federation: Federation) -> dict[str, Any]:
 
 def server_score(net: Net, experiment: Experiment, federation: Federation) -> Any:
     """The server's model on all sites' test images, from their counts, where every site tests that very model."""
-    plan = net.plan
-    plain = plan.views is own_model and plan.dispatch is send_shared and experiment.run.evaluate == "after"
-    if not plain or net.roles.personal or wants_auroc(experiment.data, len(federation.classes)):
+    after = experiment.run.evaluate == "after"
+    if not after or wants_auroc(experiment.data, len(federation.classes)):
+        return None
+    if not net.clients_test_the_servers(list(federation.sites)):
         return None
 
     def score(shared: Tree, round_: int, scores: Mapping[str, Mapping[str, float]]) -> dict[str, float] | None:

@@ -100,6 +100,12 @@ class Net:
         """Whether the server's weights alone make a model."""
         return not self.roles.personal
 
+    def clients_test_the_servers(self, clients: Sequence[str]) -> bool:
+        """Whether clients test the server's weights as they are, whatever they get beside them."""
+        server = self.server(clients)
+        plain = self.plan.dispatch(server, clients[0]).trees.get("shared") is server.shared
+        return plain and self.plan.views is own_model and self.one_global_model
+
     def bare_client(self, memory: Memory | None = None) -> Client:
         """A client without images: enough to ask a plan what it would send, or for its own weights."""
         nothing = torch.zeros(0, dtype=torch.int64)
@@ -259,18 +265,11 @@ class Worker:
         parts = [self.split.clients[name].test for name in self.split.seen]
         return not self.auroc and np.array_equal(np.sort(np.concatenate(parts)), np.sort(self.split.global_test))
 
-    @property
+    @cached_property
     def clients_score_the_server(self) -> bool:
         """Whether every client tests the server's very model, each on its own part of the global test set."""
-        plan, after = self.net.plan, self.experiment.run.evaluate == "after"
-        plain = plan.views is own_model and self.sends_the_servers_own and not self.net.roles.personal
-        return plain and after and self.tests_make_the_global_one
-
-    @cached_property
-    def sends_the_servers_own(self) -> bool:
-        """Whether clients get the server's weights as they are, whatever they get beside them."""
-        server = self.net.server(self.split.seen)
-        return self.net.plan.dispatch(server, self.split.seen[0]).trees.get("shared") is server.shared
+        after = self.experiment.run.evaluate == "after"
+        return after and self.tests_make_the_global_one and self.net.clients_test_the_servers(self.split.seen)
 
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
         """This client in this round, with the part of the model in its window."""
