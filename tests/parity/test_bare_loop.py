@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.others import bare, works
-from benchmarks.others.__main__ import AGREES, distance
+from benchmarks.others.__main__ import distance
 from safetensors.torch import load_file
 
 from fedvit import config
@@ -34,4 +34,4 @@ def test_the_distance_tells_another_work_from_this_one(tmp_path: Path) -> None:
     work, other = bare.Work(folder), bare.Work(folder)
     for key in [key for key in other.data if key.startswith("order ")]:
         other.data[key] = other.data[key][:, ::-1].copy()
-    assert distance(bare.one_process(work), bare.one_process(other), start) > AGREES
+    assert distance(bare.one_process(work), bare.one_process(other), start) > works.RECIPES["digits"].agrees
