@@ -30,9 +30,8 @@ class Recipe:
     sets: dict[str, Any] = field(default_factory=dict)
     images: int | None = None  # a client, generated; None: the data set of the flags
     threads_alone: int = 2  # of a framework that knows only one process; `--threads-alone` tries another number
-    # How far from the bare loop's end, relative to its way, the same work may end. Another order of sums gives some
-    # 1e-6 with SGD. AdamW divides by the size of a gradient, so that last bits grow: another order 0.03, a rate larger
-    # by 1 % 0.2, a client missing in one round 0.5, other batches 0.8.
+    # How far from the bare loop's end, relative to its way, the same work may end. AdamW divides by the size of a
+    # gradient, so that the last bits of another order of sums grow; that other batches end farther away is a test.
     agrees: float = 1e-2
 
 
