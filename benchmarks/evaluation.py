@@ -1,7 +1,7 @@
 """Evaluating every client against one bare forward pass over the same images: python -m benchmarks.evaluation
 
 8 clients with 64 test images each, ViT-Tiny at 32 px with patches of 4, one thread. The bare pass has its images ready
-as floats, in batches of a client's size as ours has them; ours counts everything from uint8 to the summary of all views.
+as floats, in batches of a client's size as ours; ours counts everything from uint8 to the summary of all views.
 """
 
 import argparse
