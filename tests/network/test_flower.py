@@ -48,7 +48,10 @@ def test_one_method_of_each_kind_ends_with_the_same_bits(label: str, quiet: Fiel
     assert server_files(out) == server_files(alone)
     assert states(quiet, out) == memories(alone)
     keys = ("cohort", "failed", "loss", "nbytes_down", "nbytes_up", "nbytes_evaluation")
-    assert run.rounds[-1]["views"].keys() == Run(alone).rounds[-1]["views"].keys()
+    views = Run(alone).rounds[-1]["views"]
+    if label in ("ditto", "fedala"):  # sites test their own models, and a server without images cannot test its own
+        del views["server"]
+    assert run.rounds[-1]["views"] == views
     assert [[row[k] for k in keys] for row in run.rounds] == [[row[k] for k in keys] for row in Run(alone).rounds]
 
 
