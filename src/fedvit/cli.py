@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fedvit.errors import UserError
+from fedvit.processes import prepare
 
 app = typer.Typer(
     name="fedvit",
@@ -160,6 +161,8 @@ def run(
     **flags: Any,
 ) -> None:
     """Train one method and write what every client gained from it."""
+    if flags["workers"] > 1:
+        prepare()
     with clear_errors(flags["debug"], flags["quiet"]):
         from fedvit import config, running
         from fedvit.experiment import Run
@@ -201,6 +204,8 @@ def compare(
     **flags: Any,
 ) -> None:
     """Compare rows on the same data, split and seeds; Local is always among them. Finished rows are not run again."""
+    if flags["workers"] > 1:
+        prepare()
     with clear_errors(flags["debug"], flags["quiet"]):
         import json
 
@@ -432,6 +437,8 @@ def study(
 
             out.print(studies_table())
             return
+        if flags["workers"] > 1:
+            prepare()
         from fedvit.studies import command
 
         plan = command.prepare(name, paper=paper, seeds=seeds, target=target, flags=given(flags), sets=flags["sets"])

@@ -3,24 +3,25 @@
 import logging
 import os
 import threading
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from fedvit import payload
 from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
 from fedvit.errors import UserError
 from fedvit.payload import Failure, Payload
+from fedvit.processes import context_for
 from fedvit.settings import Experiment
 from fedvit.store import memory_from_bytes, memory_to_bytes
 from fedvit.transport import Task
@@ -76,7 +77,8 @@ class Workers:
 
     def __init__(self, inner: InProcess, dataset: Dataset, count: int):
         self.inner, self.count = inner, count
-        worker, context = inner.worker, multiprocessing.get_context("spawn")
+        worker = inner.worker
+        context = context_for(worker.experiment.run.devices)
         pictures = dataset.images if isinstance(dataset.images, np.memmap) else shared_array(dataset.images)
         source = (worker.experiment, replace(dataset, images=EMPTY_IMAGE, labels=dataset.labels[:1]), worker.split)
         self.connections: list[Connection] = []
@@ -234,7 +236,7 @@ def serve(
     processes: int,
 ) -> None:
     """A worker process: build the model once, then play clients until the pipe is closed."""
-    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(experiment.run.threads)
     worker: Worker | None = None
     down: Payload | None = None
@@ -267,8 +269,9 @@ def work(worker: Worker, job: Job, down: Payload) -> Done:
     return Done(share(payload.to_bytes(up)), share(memory_to_bytes(kept)))
 
 
-def end_with_parent(parent: int) -> None:
-    """A parent that was killed closes no pipes while we compute: look for it."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def end_with_parent() -> None:
+    """A parent that was killed closes no pipes that we read while we compute: wait for its end."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
