@@ -12,7 +12,15 @@ from PIL import Image
 
 import fedvit
 from fedvit.data import cache
-from fedvit.data.datasets import Dataset, catalogue, from_clients, keep_samples, load
+from fedvit.data.datasets import (
+    Dataset,
+    catalogue,
+    digits_from_file,
+    digits_from_sklearn,
+    from_clients,
+    keep_samples,
+    load,
+)
 from fedvit.data.partition import split
 from fedvit.data.pipeline import batches, client_data, crop, prepare, tensors
 from fedvit.errors import UserError
@@ -39,6 +47,13 @@ def folder(root: Path, *levels: tuple[str, ...], count: int = 8) -> Path:
         for image in range(count):
             picture(path / f"{image}.png", 20 * number + image)
     return root
+
+
+def test_the_digits_of_the_file_are_those_of_scikit_learn() -> None:
+    read = digits_from_file()
+    assert read is not None
+    for ours, theirs in zip(read, digits_from_sklearn(), strict=True):
+        assert np.array_equal(ours, theirs)
 
 
 def settings(root: Path, cache_folder: Path, **more: Any) -> DataSettings:

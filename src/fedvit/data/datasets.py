@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,26 @@ def groups_of(settings: DataSettings) -> tuple[str, ...]:
 
 def digits() -> Dataset:
     """1,797 handwritten digits of 8 x 8, embedded in scikit-learn: nothing is downloaded."""
+    pixels, labels = digits_from_file() or digits_from_sklearn()
+    grey = np.round(pixels * (255 / 16)).astype(np.uint8)
+    return Dataset("digits", grey.reshape(-1, 8, 8, 1), labels.astype(np.int64), tuple("0123456789"))
+
+
+def digits_from_file() -> tuple[np.ndarray, np.ndarray] | None:
+    """Read where scikit-learn keeps them: importing it takes a second."""
+    package = find_spec("sklearn")
+    file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None
+    if file is None or not file.is_file():
+        return None
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1]
+
+
+def digits_from_sklearn() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    grey = np.round(bunch.images * (255 / 16)).astype(np.uint8)
-    names = tuple(str(name) for name in bunch.target_names)
-    return Dataset("digits", grey[..., None], bunch.target.astype(np.int64), names)
+    found = load_digits()
+    return found.data, found.target
 
 
 def from_npz(path: Path) -> Dataset:
