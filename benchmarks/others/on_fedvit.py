@@ -10,13 +10,16 @@ import json
 import sys
 from pathlib import Path
 
-import bare
-
-from fedvit import running
-from fedvit.report.page import write_report
+from fedvit.processes import prepare
 
 
 def main(folder: str, out: str) -> None:
+    prepare()  # first of all, as the command does
+    import bare
+
+    from fedvit import running
+    from fedvit.report.page import write_report
+
     said = json.loads((Path(folder) / "work.json").read_text())
     run = Path(out) / "run"
     experiment, place = running.settle(None, said["sets"], said["flags"], run, resume=False)
