@@ -3,11 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedvit.errors import UserError
+from fedvit.processes import FORKED, context_for
+from fedvit.running import warn_of_slow_bf16
 from fedvit.settings import RunSettings
 from fedvit.transport.workers import device_of
 from tests.conftest import finish, tiny
@@ -69,3 +72,21 @@ def test_split_learning_refuses_to_be_compiled(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"leave train\.compile out"):
         finish(tiny("fedv", {"train.compile": True}), tmp_path / "r")
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "device", "able", "told"),
+    [("bf16", "cpu", False, True), ("bf16", "cpu", True, False), ("fp32", "cpu", False, False),
+     ("bf16", "cuda:0", False, False)],
+)  # fmt: skip
+def test_a_processor_without_bf16_is_told(
+    precision: str, device: str, able: bool, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: able)
+    warn_of_slow_bf16(precision, [device])
+    assert ("no instructions for bf16" in caplog.text) == told
+
+
+def test_gpus_get_new_processes_and_the_cpu_forked_ones() -> None:
+    assert context_for(["cuda:0", "cuda:1"]).get_start_method() == "spawn"
+    assert context_for(["cpu"]).get_start_method() == ("forkserver" if FORKED else "spawn")

@@ -2,9 +2,11 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from fedvit import config
 from fedvit.agreement import PLANNED
@@ -51,6 +53,7 @@ def start_or_resume(
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
     warn_of_too_many(experiment.run.threads, workers)
+    warn_of_slow_bf16(experiment.run.precision, experiment.run.devices)
     found = standing(experiment, folder, resume=resume)
     if found == "finished":
         return iter(())
@@ -88,6 +91,13 @@ def warn_of_too_many(threads: int, workers: int) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if threads * workers > cores:
         log.warning("%d workers x %d threads are more than the %d cores here: that is slower", workers, threads, cores)
+
+
+def warn_of_slow_bf16(precision: str, devices: Sequence[str]) -> None:
+    """A processor that cannot compute in bf16 imitates it."""
+    imitated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if precision == "bf16" and "cpu" in devices and imitated:
+        log.warning("this processor has no instructions for bf16: --precision fp32 is many times quicker here")
 
 
 def refuse_changes(folder: Path, experiment: Experiment) -> None:
