@@ -204,7 +204,8 @@ def twin_files(twin: Twin) -> Iterator[tuple[Path, str]]:
     rows = " ".join([*plain, f"{folder}/small/*.toml"])
     command = f"fedvit compare --from {folder}/small.toml {rows} --seeds 0"
     commands = [command, *([f"{command} {twin.also}"] if twin.also else [])]
-    title = f"{twin.folder} in small, under an hour on two cores; started again, it continues. Rates not chosen on val."
+    title = f"{twin.folder} in small, meant for under an hour on two cores; started again, it continues."
+    title = f"{title} Rates not chosen on val."
     comment = [title, twin.words, *(f"  {text}" for text in commands)]
     yield Path(twin.folder, "small.toml"), document(comment, twin.settings)
     for row, tables in twin.own.items():

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -80,7 +79,12 @@ def test_split_learning_refuses_to_be_compiled(tmp_path: Path) -> None:
      ("bf16", "cuda:0", False, False)],
 )  # fmt: skip
 def test_a_processor_without_bf16_is_told(
-    precision: str, device: str, able: bool, told: bool, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    precision: str,
+    device: str,
+    able: bool,
+    told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: able)
     warn_of_slow_bf16(precision, [device])

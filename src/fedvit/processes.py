@@ -6,8 +6,10 @@ while the command is still reading its settings. With GPUs, and where there is n
 
 import multiprocessing
 from collections.abc import Sequence
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 FORKED = "forkserver" in multiprocessing.get_all_start_methods()
 
@@ -15,11 +17,13 @@ FORKED = "forkserver" in multiprocessing.get_all_start_methods()
 def prepare() -> None:
     """Begin to import, in that process, what workers will need."""
     if FORKED:
+        from multiprocessing import forkserver  # not on Windows
+
         multiprocessing.set_forkserver_preload(["fedvit.transport.workers"])
         forkserver.ensure_running()
 
 
-def context_for(devices: Sequence[str]) -> ForkServerContext | SpawnContext:
+def context_for(devices: Sequence[str]) -> "ForkServerContext | SpawnContext":
     """How to start workers for these devices."""
     if not FORKED or list(devices) != ["cpu"]:
         return multiprocessing.get_context("spawn")

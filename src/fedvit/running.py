@@ -95,8 +95,7 @@ def warn_of_too_many(threads: int, workers: int) -> None:
 
 def warn_of_slow_bf16(precision: str, devices: Sequence[str]) -> None:
     """A processor that cannot compute in bf16 imitates it."""
-    imitated = not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    if precision == "bf16" and "cpu" in devices and imitated:
+    if precision == "bf16" and "cpu" in devices and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         log.warning("this processor has no instructions for bf16: --precision fp32 is many times quicker here")
 
 
