@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from safetensors.torch import load, save
 
 from fedvit import tree
 from fedvit.tree import Tree
@@ -50,12 +49,13 @@ class Failure:
 
 def to_bytes(payload: Payload) -> bytes:
     """A payload as safetensors, with its numbers in the header."""
-    return save(flatten(payload.trees), {"numbers": json.dumps(dict(payload.scalars))})
+    return frame(payload.trees, {"numbers": json.dumps(dict(payload.scalars))})
 
 
 def from_bytes(blob: bytes) -> Payload:
-    """The payload that `to_bytes` wrote."""
-    return Payload(unflatten(load(blob)), numbers_of(blob))
+    """The payload that `to_bytes` wrote, its tensors in place."""
+    trees, metadata = unframe(blob)
+    return Payload(trees, json.loads(metadata["numbers"]))
 
 
 def numbers_of(blob: bytes) -> dict[str, float]:

@@ -5,17 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedvit.errors import UserError
 from fedvit.experiment import load_data
 from fedvit.payload import Payload
-from fedvit.transport.workers import SMALL, Job, Workers, share, unshare
+from fedvit.transport.workers import SMALL, Job, Room, Workers
 from tests.conftest import Bench, finish, tiny
 from tests.contract.test_every_plan import weights
 
@@ -33,15 +33,43 @@ def test_two_workers_give_the_bytes_of_one(label: str, tmp_path: Path) -> None:
 
 
 def test_bytes_survive_shared_memory() -> None:
-    few, many = os.urandom(1000), os.urandom(SMALL)
-    assert unshare(share(few)) == few
-    assert unshare(share(many)) == many
-    assert isinstance(share(many), Tensor), "large messages are not pickled"
+    ours, theirs = Room(), Room()
+    for size, new in ((1000, False), (SMALL, True), (SMALL, False), (2 * SMALL, True), (SMALL + 1, False)):
+        blob = os.urandom(size)
+        parcel = ours.put(blob)
+        assert theirs.take(parcel) == blob
+        assert (parcel.room is not None) == new, "shared memory is handed over once"
+        assert (parcel.few is None) == (size >= SMALL), "large messages are not pickled"
+
+
+def overheard(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that go to processes from now on."""
+    sent, send = list[Job](), Connection.send
+
+    def listen(self: Connection, content: object) -> None:
+        if isinstance(content, Job):
+            sent.append(content)
+        send(self, content)
+
+    monkeypatch.setattr(Connection, "send", listen)
+    return sent
+
+
+def test_the_longest_work_begins_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = overheard(monkeypatch)
+    bench = Bench(tiny("fedavg", cohort=4), tmp_path)
+    dataset, split = load_data(bench.experiment)
+    down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in split.seen}
+    with Workers(bench.transport, dataset, 1) as workers:
+        answers = [name for name, _ in workers.exchange("train", down)]
+    images = [len(split.clients[job.client].train) for job in sent]
+    assert images == sorted(images, reverse=True)
+    assert len(set(images)) > 1
+    assert answers == list(split.seen), "answers keep their order"
 
 
 def test_a_process_gets_equal_messages_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, send = list[Job](), Connection.send
-    monkeypatch.setattr(Connection, "send", lambda self, job: (sent.append(job), send(self, job))[1])
+    sent = overheard(monkeypatch)
     bench = Bench(tiny("fedavg", cohort=4), tmp_path)
     dataset, _ = load_data(bench.experiment)
     tree = bench.net.shared
@@ -49,7 +77,8 @@ def test_a_process_gets_equal_messages_once(tmp_path: Path, monkeypatch: pytest.
     other = Payload({"shared": {name: tensor + 1 for name, tensor in tree.items()}}, {"round": 1})
     with Workers(bench.transport, dataset, 1) as workers:
         found = dict(workers.exchange("evaluate", {**same, "3": other}))
-    assert [job.down is None for job in sent] == [False, True, True, False]
+    others = [job.client == "3" for job in sent]
+    assert [job.down is None for job in sent] == [False, *(a == b for a, b in pairwise(others))]
     assert found == dict(bench.transport.exchange("evaluate", {**same, "3": other}))
 
 

@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -31,8 +31,44 @@ from fedvit.worker import Worker, make_net
 log = logging.getLogger(__name__)
 
 
-Block = Tensor | bytes  # a tensor lies in shared memory
 SMALL = 2**16  # bytes that go through the pipe itself
+WAITING = 2**28  # bytes of answers that may wait for a client whose turn is earlier,
+AHEAD = 16  # and how many of them for each process
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What a pipe says of bytes that lie in shared memory, or the bytes themselves where they are few."""
+
+    size: int
+    few: bytes | None = None
+    room: Tensor | None = None  # the shared memory, where the other side does not know it yet
+
+
+@dataclass
+class Room:
+    """Shared memory for one kind of message in one direction: it grows with them, and stays.
+
+    A message is taken before the next is put.
+    """
+
+    tensor: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def put(self, blob: bytes) -> Parcel:
+        if len(blob) < SMALL:
+            return Parcel(len(blob), few=blob)
+        grows = len(blob) > len(self.tensor)
+        if grows:
+            self.tensor = torch.empty(len(blob), dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        self.tensor.numpy()[: len(blob)] = np.frombuffer(blob, dtype=np.uint8)
+        return Parcel(len(blob), room=self.tensor if grows else None)
+
+    def take(self, parcel: Parcel) -> bytes:
+        if parcel.few is not None:
+            return parcel.few
+        if parcel.room is not None:
+            self.tensor = parcel.room
+        return self.tensor.numpy()[: parcel.size].tobytes()
 
 
 @dataclass(frozen=True)
@@ -41,31 +77,36 @@ class Job:
 
     task: Task
     client: str
-    down: Block | None  # None: the same message as for the last client of this process
-    memory: Block
+    down: Parcel | None  # None: the same message as for the last client of this process
+    memory: Parcel
 
 
 @dataclass(frozen=True)
 class Done:
     """What a process sends back; `problem` is a user's mistake or a traceback."""
 
-    up: Block | None = None
-    memory: Block | None = None
+    up: Parcel | None = None
+    memory: Parcel | None = None
     problem: str | None = None
     mistake: bool = False
 
 
-def share(blob: bytes) -> Block:
-    """Bytes as a tensor that crosses between processes without being copied again; a few bytes stay what they are."""
-    if len(blob) < SMALL:
-        return blob
-    shared = torch.empty(len(blob), dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
-    shared.numpy()[:] = np.frombuffer(blob, dtype=np.uint8)
-    return shared  # type: ignore[no-any-return]
+@dataclass(frozen=True)
+class Rooms:
+    """The shared memory between the parent and one process, as each of them sees it."""
+
+    down: Room = field(default_factory=Room)
+    memory: Room = field(default_factory=Room)
+    up: Room = field(default_factory=Room)
+    kept: Room = field(default_factory=Room)
 
 
-def unshare(block: Block) -> bytes:
-    return block if isinstance(block, bytes) else block.numpy().tobytes()
+@dataclass(frozen=True)
+class Answer:
+    """A client's answer as bytes, until its turn comes."""
+
+    up: bytes
+    kept: bytes | None
 
 
 class Workers:
@@ -83,9 +124,10 @@ class Workers:
         source = (worker.experiment, replace(dataset, images=EMPTY_IMAGE, labels=dataset.labels[:1]), worker.split)
         self.connections: list[Connection] = []
         self.processes = []
-        self.home: dict[str, Connection] = {}  # where a client was last: what frozen layers make of its images is there
-        self.last: tuple[Any, Block] | None = None  # the newest message
-        self.holds: dict[Connection, Block] = {}  # the message that a process has
+        self.rooms: dict[Connection, Rooms] = {}
+        self.home: dict[str, Connection] = {}  # where a client was last: there is what frozen layers make of its images
+        self.last: tuple[Any, bytes] | None = None  # the newest message
+        self.holds: dict[Connection, bytes] = {}  # the message that a process has
         for number in range(count):
             ours, theirs = context.Pipe()
             arguments = (
@@ -100,6 +142,7 @@ class Workers:
             process.start()
             theirs.close()  # so that the end of a process is seen as the end of its pipe
             self.connections.append(ours)
+            self.rooms[ours] = Rooms()
             self.processes.append(process)
 
     def __enter__(self) -> "Workers":
@@ -122,27 +165,34 @@ class Workers:
         self.inner.commit(round_)
 
     def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
-        waiting, idle, answers = list(messages), list(self.connections), dict[str, Done | Failure]()
+        waiting, idle, answers = list(messages), list(self.connections), dict[str, Answer | Failure]()
         running: dict[Connection, str] = {}
         begun, self.last, self.holds = 0, None, {}
+        largest = max((message.nbytes for message in messages.values()), default=0)
+        few = self.count * max(2, min(AHEAD, WAITING // max(1, largest * self.count)))
         for number, name in enumerate(messages):
             while True:  # a process that is free gets its next task before an answer is looked at
-                while idle and waiting and begun < number + 2 * self.count:  # few answers wait
-                    near = waiting[: number + 2 * self.count - begun]  # the last place is for the one that is due
-                    client = next((client for client in near if self.home.get(client) is idle[-1]), near[0])
+                while idle and waiting and begun < number + few:  # only few answers wait
+                    near = waiting[: number + few - begun]  # the last place is for the one that is due
+                    client = max(near, key=lambda name: (self.home.get(name) is idle[-1], self.images(task, name)))
                     waiting.remove(client)
                     begun += 1
                     self.start(idle, running, answers, task, client, messages[client])
                 if name in answers:
                     break
                 self.collect(idle, running, answers)
-            yield name, self.opened(task, name, answers.pop(name))
+            yield name, self.opened(name, answers.pop(name))
+
+    def images(self, task: Task, client: str) -> int:
+        """How long a client will take, roughly: the longest go first, so that all processes end together."""
+        part = self.inner.worker.part(client)
+        return len(part.train if task == "train" else part.test)
 
     def start(
         self,
         idle: list[Connection],
         running: dict[Connection, str],
-        answers: dict[str, Done | Failure],
+        answers: dict[str, Answer | Failure],
         task: Task,
         name: str,
         down: Payload,
@@ -151,24 +201,27 @@ class Workers:
         if task == "train" and self.inner.fails(name, int(down.scalars["round"])):
             answers[name] = Failure("dropped out (train.dropout)")
             return
-        connection = self.home[name] = idle.pop()
-        message, memory = self.shared(down), share(memory_to_bytes(self.inner.store.get(name)))
+        connection = idle.pop()
+        if self.inner.worker.activations is not None:
+            self.home[name] = connection
+        message, rooms = self.message(down), self.rooms[connection]
         known = self.holds.get(connection) is message
+        memory = rooms.memory.put(memory_to_bytes(self.inner.store.get(name)))
         try:
-            connection.send(Job(task, name, None if known else message, memory))
+            connection.send(Job(task, name, None if known else rooms.down.put(message), memory))
         except OSError as problem:
             raise RuntimeError(f"a worker process has died before client {name}") from problem
         running[connection], self.holds[connection] = name, message
 
-    def shared(self, down: Payload) -> Block:
-        """A message for other processes; the same block where the next client gets the same tensors."""
+    def message(self, down: Payload) -> bytes:
+        """A message for other processes; the same bytes where the next client gets the same tensors."""
         key = tuple((group, id(tree)) for group, tree in down.trees.items()), tuple(down.scalars.items())
         if self.last is None or self.last[0] != key:
-            self.last = key, share(payload.to_bytes(down))
+            self.last = key, payload.to_bytes(down)
         return self.last[1]
 
     def collect(
-        self, idle: list[Connection], running: dict[Connection, str], answers: dict[str, Done | Failure]
+        self, idle: list[Connection], running: dict[Connection, str], answers: dict[str, Answer | Failure]
     ) -> None:
         """Wait for some process and take its answer."""
         for ready in wait(list(running)):
@@ -180,18 +233,19 @@ class Workers:
                 raise RuntimeError(f"the worker process of client {name} has died; was it out of memory?") from problem
             if done.problem is not None:
                 raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
-            answers[name] = done
+            assert done.up is not None
+            rooms = self.rooms[ready]
+            kept = None if done.memory is None else rooms.kept.take(done.memory)
+            answers[name] = Answer(rooms.up.take(done.up), kept)
             idle.append(ready)
 
-    def opened(self, task: Task, name: str, done: Done | Failure) -> Payload | Failure:
+    def opened(self, name: str, answer: Answer | Failure) -> Payload | Failure:
         """A client's answer; what it remembers waits for the end of the round."""
-        if isinstance(done, Failure):
-            return done
-        assert done.up is not None
-        if task == "train":
-            assert done.memory is not None
-            self.inner.pending[name] = memory_from_bytes(unshare(done.memory))
-        return payload.from_bytes(unshare(done.up))
+        if isinstance(answer, Failure):
+            return answer
+        if answer.kept is not None:
+            self.inner.pending[name] = memory_from_bytes(answer.kept)
+        return payload.from_bytes(answer.up)
 
 
 EMPTY_IMAGE = np.zeros((1, 1, 1, 3), dtype=np.uint8)
@@ -240,6 +294,7 @@ def serve(
     torch.set_num_threads(experiment.run.threads)
     worker: Worker | None = None
     down: Payload | None = None
+    rooms = Rooms()
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             job: Job = connection.recv()
@@ -251,9 +306,9 @@ def serve(
                         experiment, make_net(experiment, dataset.classes, place), dataset, split, place, processes
                     )
                 if job.down is not None:
-                    down = payload.from_bytes(unshare(job.down))
+                    down = payload.from_bytes(rooms.down.take(job.down))
                 assert down is not None
-                done = work(worker, job, down)
+                done = work(worker, rooms, job, down)
             except UserError as problem:
                 done = Done(problem=str(problem), mistake=True)
             except Exception:  # whatever it is, the parent must hear of it
@@ -261,12 +316,12 @@ def serve(
             connection.send(done)
 
 
-def work(worker: Worker, job: Job, down: Payload) -> Done:
-    memory = memory_from_bytes(unshare(job.memory))
+def work(worker: Worker, rooms: Rooms, job: Job, down: Payload) -> Done:
+    memory = memory_from_bytes(rooms.memory.take(job.memory))
     if job.task == "evaluate":
-        return Done(share(payload.to_bytes(worker.evaluate(job.client, down, memory))))
+        return Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
     up, kept = worker.train(job.client, down, memory)
-    return Done(share(payload.to_bytes(up)), share(memory_to_bytes(kept)))
+    return Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)))
 
 
 def end_with_parent() -> None:
