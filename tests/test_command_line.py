@@ -503,3 +503,24 @@ def test_weights_for_other_classes_get_a_fresh_head(tmp_path: Path) -> None:
     assert torch.equal(model.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
     assert model.head.weight.shape == (10, 192)
     assert model.pos_embed.shape[1] == 37  # resampled from 17
+
+
+ENDS = {  # how a program ends: its status and what it has written
+    "raise SystemExit(3)": (3, ""),
+    "raise SystemExit": (0, ""),
+    "raise SystemExit('words')": (1, ""),
+    "raise ValueError": (1, ""),
+    "atexit.register(print, 'last')": (0, "last\n"),
+    "threading.Thread(target=lambda: (time.sleep(0.3), print('thread'))).start()": (0, "thread\n"),
+}
+
+
+@pytest.mark.parametrize("line", ENDS)
+def test_a_command_that_stops_at_once_ends_as_any_other(line: str) -> None:
+    code = (
+        "import atexit, threading, time\n"
+        f"from fedvit.processes import ending_at_once\nwith ending_at_once():\n    {line}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == ENDS[line]
+    assert ("ValueError" in done.stderr) == ("ValueError" in line)

@@ -10,11 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from fedvit.processes import prepare
+from fedvit.processes import ending_at_once, prepare
 
 
 def main(folder: str, out: str) -> None:
-    prepare()  # first of all, as the command does
+    prepare(2)  # first of all, as the command does
     import bare
 
     from fedvit import running
@@ -32,4 +32,5 @@ def main(folder: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    with ending_at_once():  # as the command
+        main(*sys.argv[1:])

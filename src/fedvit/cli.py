@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fedvit.errors import UserError
-from fedvit.processes import prepare
+from fedvit.processes import ending_at_once, prepare
 
 app = typer.Typer(
     name="fedvit",
@@ -161,9 +161,8 @@ def run(
     **flags: Any,
 ) -> None:
     """Train one method and write what every client gained from it."""
-    if flags["workers"] > 1:
-        prepare()
     with clear_errors(flags["debug"], flags["quiet"]):
+        prepare(flags["workers"])
         from fedvit import config, running
         from fedvit.experiment import Run
         from fedvit.report.progress import Progress
@@ -204,11 +203,10 @@ def compare(
     **flags: Any,
 ) -> None:
     """Compare rows on the same data, split and seeds; Local is always among them. Finished rows are not run again."""
-    if flags["workers"] > 1:
-        prepare()
     with clear_errors(flags["debug"], flags["quiet"]):
         import json
 
+        prepare(flags["workers"])
         from fedvit import compare as comparing
         from fedvit import config
         from fedvit.report.plots import draw_comparison
@@ -437,8 +435,7 @@ def study(
 
             out.print(studies_table())
             return
-        if flags["workers"] > 1:
-            prepare()
+        prepare(flags["workers"])
         from fedvit.studies import command
 
         plan = command.prepare(name, paper=paper, seeds=seeds, target=target, flags=given(flags), sets=flags["sets"])
@@ -651,7 +648,8 @@ def print_json(content: Any) -> None:
 
 def main() -> None:
     """The entry point of the `fedvit` command."""
-    app()
+    with ending_at_once():
+        app()
 
 
 if __name__ == "__main__":

@@ -246,7 +246,7 @@ def recorded(
                 (folder / "summary.json").unlink(missing_ok=True)
                 results.write_text(folder / "run.toml", toml)
             past.timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
-            results.append_line(folder / "timings.jsonl", past.timings[-1])
+            results.append_line(folder / "timings.jsonl", past.timings[-1], sync=False)
             log.info("round %d: loss %s", done.row["round"], done.row["loss"])
             show(done.row, done.ledger.seconds)
             yield done

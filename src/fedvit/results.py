@@ -31,12 +31,13 @@ def finite(content: Any) -> Any:
     return [finite(value) for value in content] if isinstance(content, list | tuple) else content
 
 
-def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """One JSON object a line, on disk before the checkpoint that counts on it."""
+def append_line(path: Path, row: Mapping[str, Any], *, sync: bool = True) -> None:
+    """One JSON object a line, on disk before the checkpoint that counts on it; `sync=False` where none does."""
     with path.open("a") as stream:
         stream.write(strict_json(row) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+        if sync:
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -122,7 +123,7 @@ def write_confusion(path: Path, scores: Scores) -> None:
         counts = {key.removeprefix(start): int(n) for key, n in score.items() if key.startswith(start)}
         if counts:
             content[name] = [[*map(int, cell.split("_")), n] for cell, n in counts.items()]
-    write_text(path, strict_json(content) + "\n")
+    write_text(path, json.dumps(content) + "\n")
 
 
 def write_unseen(path: Path, split: Split, scores: Scores, metrics: Sequence[str]) -> None:

@@ -44,4 +44,4 @@ def mean(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Tree:
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
     """Bytes of all tensors."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tree.values())
+    return sum(tensor.nbytes for tensor in tree.values())
