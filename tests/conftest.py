@@ -16,6 +16,8 @@ from fedvit.store import Store
 from fedvit.transport.inprocess import InProcess
 from fedvit.worker import Worker, make_net
 
+os.environ["FEDVIT_WORKERS"] = "1"  # tests run side by side already
+
 TINY = {"patch_size": 4, "rounds": 2, "epochs": 1, "cohort": 2, "clients": 12, "batch": 32}
 
 

@@ -69,7 +69,7 @@ class Common:
     """The flags of every command that trains, beside the experiment's."""
 
     out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results (default: a name under runs/).")] = None  # fmt: skip
-    workers: Annotated[int, typer.Option(help="Processes that share the clients' work; the result is the same for any number.", min=1)] = 1  # fmt: skip
+    workers: Annotated[int | None, typer.Option(envvar="FEDVIT_WORKERS", help="Processes that share the clients' work; the result is the same for any number (default: as many as cores, memory and the clients of a round allow).", min=1)] = None  # fmt: skip
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
     sets: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; repeatable.")] = None  # fmt: skip

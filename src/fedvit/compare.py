@@ -113,7 +113,7 @@ def compare(
     rows: Sequence[Row],
     folder: Path,
     on_start: Callable[[Row, int, int], None] = lambda *_: None,
-    workers: int = 1,
+    workers: int | None = 1,
 ) -> Iterator[Round]:
     """Run what is not finished, seed by seed, and write compare.json at the end."""
     alone = local_row(rows)

@@ -35,7 +35,7 @@ from fedvit.split_rounds import Here, evaluate_split, federate_split
 from fedvit.store import Store
 from fedvit.transport import Transport
 from fedvit.transport.inprocess import InProcess
-from fedvit.transport.workers import Workers
+from fedvit.transport.workers import Workers, number_of_workers
 from fedvit.worker import Net, Worker, make_net
 
 log = logging.getLogger(__name__)
@@ -129,21 +129,21 @@ def run_rounds(
     resume: bool = False,
     local: LocalBaseline | None = None,
     dataset: Dataset | None = None,
-    workers: int = 1,
+    workers: int | None = 1,
 ) -> Iterator[Round]:
     """Run the experiment in its folder, a round at a time; the files are complete when the iterator ends.
 
-    `workers` processes share the clients' work; the result does not depend on their number.
+    `workers` processes share the clients' work; the result does not depend on their number. None: as many as fit.
     """
     begin = time.perf_counter()
     reset_peak_rss()
     torch.set_num_threads(experiment.run.threads)
     device = torch.device(experiment.run.devices[0])
-    workers = max(workers, len(experiment.run.devices))  # each GPU has one
     with run_log() as log_to, ExitStack() as stack:
         dataset, split = load_data(experiment, dataset)
         reading = time.perf_counter() - begin
         net = make_net(experiment, dataset.classes, device)
+        workers = number_of_workers(workers, experiment, net, dataset, split)
         worker = Worker(experiment, net, dataset, split, device, workers + 1 if workers > 1 else 1)
         store = Store(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
         server = net.server(split.seen)
@@ -159,9 +159,8 @@ def run_rounds(
         setup = time.perf_counter() - begin - reading
 
         inner = InProcess(worker, store)
-        transport: Transport = inner
-        if workers > 1 and net.plan.split is None and not net.plan.pooled:
-            transport = stack.enter_context(Workers(inner, dataset, workers))
+        pool = stack.enter_context(Workers(inner, dataset, workers)) if workers > 1 else None
+        transport: Transport = pool or inner
         test_samples = {name: len(split.clients[name].test) for name in split.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         if net.plan.split is None:
@@ -175,7 +174,8 @@ def run_rounds(
             server = done.server
             yield done
         unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
-        write_summary(Run(folder), experiment, net, past.rows, local, unseen, setup + past.seconds)
+        peak = max(peak_rss_mb(), pool.peak_mb if pool else 0.0)
+        write_summary(Run(folder), experiment, net, past.rows, local, unseen, setup + past.seconds, peak)
 
 
 @dataclass(frozen=True)
@@ -342,6 +342,7 @@ def write_summary(
     local: LocalBaseline | None,
     unseen: dict[str, Any] | None,
     seconds: float,
+    peak_mb: float,
 ) -> None:
     """summary.json, the very last file: its presence means finished."""
     views, clients = results.view_summary(rows), run.clients
@@ -370,7 +371,7 @@ def write_summary(
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,
-        "peak_rss_mb": peak_rss_mb(),
+        "peak_rss_mb": peak_mb,
         "epsilon": None,
     }
     results.write_json(run.folder / "summary.json", summary)

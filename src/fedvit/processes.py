@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 FORKED = "forkserver" in multiprocessing.get_all_start_methods()
 
 
-def prepare(workers: int) -> None:
+def prepare(workers: int | None) -> None:
     """Import what a run needs, here and at the same time in the process that its workers will come from."""
-    if workers > 1:
+    if workers != 1 and cores() > 1:
         begin()
     import_quickly("fedvit.experiment")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def begin() -> None:
@@ -32,7 +37,7 @@ def begin() -> None:
     if FORKED:
         from multiprocessing import forkserver  # not on Windows
 
-        multiprocessing.set_forkserver_preload(["fedvit.transport.preload"])
+        multiprocessing.set_forkserver_preload(["fedvit.preload"])
         forkserver.ensure_running()
 
 

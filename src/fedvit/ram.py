@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import shutil
 import sys
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def peak_rss_mb() -> float:
                 return int(line.split()[1]) * 1024 / 1e6
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
+
+
+def free_shared_memory() -> int | None:
+    """Bytes that processes can still share, where the system says; containers often have few."""
+    place = Path("/dev/shm")
+    return shutil.disk_usage(place).free if place.is_dir() else None
 
 
 def free_ram() -> int:

@@ -1,7 +1,6 @@
 """Which folder a run may use, and with which settings: fresh, to be continued, finished, or another run's."""
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from fedvit.agreement import PLANNED
 from fedvit.data.datasets import Dataset
 from fedvit.errors import UserError
 from fedvit.experiment import LocalBaseline, Run, run_rounds
+from fedvit.processes import cores
 from fedvit.rounds import Round
 from fedvit.settings import Experiment, Own
 
@@ -48,11 +48,11 @@ def start_or_resume(
     resume: bool,
     local: LocalBaseline | None = None,
     dataset: Dataset | None = None,
-    workers: int = 1,
+    workers: int | None = 1,
     engine: str = "local",
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
-    warn_of_too_many(experiment.run.threads, workers)
+    warn_of_too_many(experiment.run.threads, workers or 1)
     warn_of_slow_bf16(experiment.run.precision, experiment.run.devices)
     found = standing(experiment, folder, resume=resume)
     if found == "finished":
@@ -60,7 +60,7 @@ def start_or_resume(
     if engine == "flower":
         from fedvit.flower_app import run_trial
 
-        if workers > 1 or dataset is not None:
+        if (workers or 1) > 1 or dataset is not None:
             raise UserError(
                 "over Flower every client is a process of its own and loads its images: leave --workers out"
             )
@@ -88,9 +88,8 @@ def is_left_over(path: Path) -> bool:
 
 def warn_of_too_many(threads: int, workers: int) -> None:
     """More threads than cores only wait for each other."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if threads * workers > cores:
-        log.warning("%d workers x %d threads are more than the %d cores here: that is slower", workers, threads, cores)
+    if threads * workers > (here := cores()):
+        log.warning("%d workers x %d threads are more than the %d cores here: that is slower", workers, threads, here)
 
 
 def warn_of_slow_bf16(precision: str, devices: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from fedvit.experiment import (
     run_log,
     write_summary,
 )
+from fedvit.ram import peak_rss_mb
 from fedvit.results import Holding, write_json
 from fedvit.rounds import Round, federate
 from fedvit.running import refuse_changes
@@ -124,7 +125,7 @@ def serve(
         )
         metrics = (*METRICS, AUROC) if wants_auroc(experiment.data, len(federation.classes)) else METRICS
         yield from recorded(loop, folder, experiment, past, store, transport.roster, metrics)
-        write_summary(Run(folder), experiment, net, past.rows, None, None, setup + past.seconds)
+        write_summary(Run(folder), experiment, net, past.rows, None, None, setup + past.seconds, peak_rss_mb())
 
 
 def check_servable(experiment: Experiment, net: Net) -> None:

@@ -36,7 +36,7 @@ from fedvit.experiment import (
 )
 from fedvit.models.classifier import input_size
 from fedvit.payload import Payload
-from fedvit.ram import reset_peak_rss
+from fedvit.ram import peak_rss_mb, reset_peak_rss
 from fedvit.rounds import Round
 from fedvit.serving import NETWORK, description, last_rounds, run_name, write_network
 from fedvit.settings import Experiment
@@ -418,7 +418,7 @@ def serve(
         over.append(Message(experiment.train.rounds, "", 0, "finished").to_bytes())
         if not any(row["views"] for row in past.rows):
             raise UserError(f"no client was there to be tested; --resume continues {folder} after the last round")
-        write_summary(Run(folder), experiment, net, past.rows, None, None, setup + past.seconds)
+        write_summary(Run(folder), experiment, net, past.rows, None, None, setup + past.seconds, peak_rss_mb())
 
 
 class closing:  # noqa: N801, used as a statement

@@ -8,6 +8,7 @@ import time
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ import torch
 from fedvit.errors import UserError
 from fedvit.experiment import load_data
 from fedvit.payload import Payload
-from fedvit.transport.workers import SMALL, Job, Room, Workers
+from fedvit.processes import cores
+from fedvit.transport import workers
+from fedvit.transport.workers import SMALL, Job, Room, Workers, number_of_workers, training_nbytes
+from fedvit.worker import make_net
 from tests.conftest import Bench, finish, tiny
 from tests.contract.test_every_plan import weights
 
@@ -60,8 +64,8 @@ def test_the_longest_work_begins_first(tmp_path: Path, monkeypatch: pytest.Monke
     bench = Bench(tiny("fedavg", cohort=4), tmp_path)
     dataset, split = load_data(bench.experiment)
     down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in split.seen}
-    with Workers(bench.transport, dataset, 1) as workers:
-        answers = [name for name, _ in workers.exchange("train", down)]
+    with Workers(bench.transport, dataset, 1) as pool:
+        answers = [name for name, _ in pool.exchange("train", down)]
     images = [len(split.clients[job.client].train) for job in sent]
     assert images == sorted(images, reverse=True)
     assert len(set(images)) > 1
@@ -75,8 +79,8 @@ def test_a_process_gets_equal_messages_once(tmp_path: Path, monkeypatch: pytest.
     tree = bench.net.shared
     same = {name: Payload({"shared": tree}, {"round": 1}) for name in ("0", "1", "2")}
     other = Payload({"shared": {name: tensor + 1 for name, tensor in tree.items()}}, {"round": 1})
-    with Workers(bench.transport, dataset, 1) as workers:
-        found = dict(workers.exchange("evaluate", {**same, "3": other}))
+    with Workers(bench.transport, dataset, 1) as pool:
+        found = dict(pool.exchange("evaluate", {**same, "3": other}))
     others = [job.client == "3" for job in sent]
     assert [job.down is None for job in sent] == [False, *(a == b for a, b in pairwise(others))]
     assert found == dict(bench.transport.exchange("evaluate", {**same, "3": other}))
@@ -86,14 +90,74 @@ def test_a_workers_mistake_is_the_users_and_its_death_is_told(tmp_path: Path) ->
     bench = Bench(tiny("fedavg", {"optimizer": "sgd"}, lr=1e30), tmp_path)
     dataset, _ = load_data(bench.experiment)
     down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in ("0", "1")}
-    with Workers(bench.transport, dataset, 2) as workers, pytest.raises(UserError, match="smaller --lr"):
-        list(workers.exchange("train", down))
-    with Workers(bench.transport, dataset, 1) as workers:
-        workers.processes[0].kill()
-        workers.processes[0].join()
+    with Workers(bench.transport, dataset, 2) as pool, pytest.raises(UserError, match="smaller --lr"):
+        list(pool.exchange("train", down))
+    with Workers(bench.transport, dataset, 1) as pool:
+        pool.processes[0].kill()
+        pool.processes[0].join()
         with pytest.raises(RuntimeError, match="died"):
-            list(workers.exchange("evaluate", down))
+            list(pool.exchange("evaluate", down))
     assert torch.equal(bench.net.live["head.bias"].detach(), bench.net.initial["head.bias"])
+
+
+def test_as_many_processes_as_cores_clients_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(label: str = "fedavg", wanted: int | None = None, sets: Any = None, **flags: Any) -> int:
+        experiment = tiny(label, sets, **flags)
+        dataset, split = load_data(experiment)
+        return number_of_workers(wanted, experiment, make_net(experiment, 10, torch.device("cpu")), dataset, split)
+
+    def here(cores: int = 4, ram: int = 10**12, shared: int | None = 10**12) -> None:
+        monkeypatch.setattr(workers, "cores", lambda: cores)
+        monkeypatch.setattr(workers, "free_ram", lambda: ram)
+        monkeypatch.setattr(workers, "free_shared_memory", lambda: shared)
+
+    here()
+    assert [found(cohort=n) for n in (1, 3, 12)] == [1, 3, 4]
+    assert [found(cohort=12, threads=n) for n in (2, 3, 8)] == [2, 1, 1]
+    assert found("local", sets={"method.schedule": "every_round"}, cohort=1) == 4, "everybody trains in every round"
+    assert [found(label) for label in ("fedv", "centralized")] == [1, 1]
+    assert found(wanted=9) == 9
+    here(shared=None)
+    assert found(cohort=12) == 4
+    experiment = tiny()
+    one = training_nbytes(make_net(experiment, 10, torch.device("cpu")), experiment.train.batch)
+    here(ram=2 * 3 * one)
+    assert found(cohort=12) == 3
+    here(ram=0)
+    assert found(cohort=12) == 1
+    here(shared=10**6)
+    assert found(cohort=12) == 1
+    with pytest.raises(UserError, match=r"2 worker processes need .* MB of shared memory, found 1 MB .*--shm-size"):
+        found(wanted=2)
+
+
+def test_the_memory_of_training_is_near_what_it_takes() -> None:
+    """What autograd keeps of a batch is counted by another way: every storage that a hook sees, in training mode."""
+    net = make_net(tiny(), 10, torch.device("cpu"))
+    kept = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = net.module.train()(torch.zeros(64, 3, net.inputs.size, net.inputs.size))
+    taken = sum(kept.values()) - sum(t.nbytes for t in net.live.values() if t.data_ptr() in kept)
+    assert logits.requires_grad
+    assert training_nbytes(net, 128) - training_nbytes(net, 64) == pytest.approx(taken, rel=0.1)
+
+
+def test_a_command_uses_all_cores_and_writes_what_one_would(tmp_path: Path) -> None:
+    files = {}
+    for workers_ in ("1", None):
+        out = tmp_path / str(workers_)
+        environment = {key: value for key, value in os.environ.items() if key != "FEDVIT_WORKERS"}
+        command = [sys.executable, "-m", "fedvit", "run", "--rounds", "1", "--cohort", "4", "--out", str(out)]
+        subprocess.run([*command, *(["--workers", workers_] if workers_ else [])], env=environment, check=True)
+        files[workers_] = (out / "rounds.jsonl").read_bytes(), (out / "clients.csv").read_bytes()
+        shared = f"{min(4, cores())} processes share" in (out / "log.txt").read_text()
+        assert shared == (workers_ is None and cores() > 1)
+    assert files["1"] == files[None]
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")

@@ -97,7 +97,7 @@ def preview(plan: Prepared) -> RenderableType:
 
 
 def carry_out(
-    plan: Prepared, folder: Path | None, workers: int, console: Console, *, quiet: bool
+    plan: Prepared, folder: Path | None, workers: int | None, console: Console, *, quiet: bool
 ) -> Iterator[RenderableType]:
     """Run what is missing, measure, write and draw; gives what is to be shown."""
     from fedvit.report import studies as report
@@ -121,7 +121,7 @@ def carry_out(
     yield f"results: {folder / 'study.json'}\npicture: {folder / 'study.png'}"
 
 
-def run_all(plan: Prepared, folder: Path, workers: int, console: Console, *, quiet: bool) -> None:
+def run_all(plan: Prepared, folder: Path, workers: int | None, console: Console, *, quiet: bool) -> None:
     rows = running.unique_rows(plan.cells)
     total = sum(experiment.train.rounds for row in rows for experiment in row.experiments.values())
     with Progress(console, total, quiet=quiet) as progress:

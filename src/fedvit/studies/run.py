@@ -117,7 +117,7 @@ def run_study(
     cells: Sequence[Cell],
     folder: Path,
     on_start: Callable[[Row, int, int], None] = lambda *_: None,
-    workers: int = 1,
+    workers: int | None = 1,
 ) -> Iterator[Round]:
     """Run what is not finished, seed by seed, Local before the rows that are measured against it."""
     rows = unique_rows(cells)

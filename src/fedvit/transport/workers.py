@@ -1,7 +1,9 @@
 """Several processes on one machine, each with one model for its whole life. Messages go through shared memory."""
 
 import logging
+import math
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedvit import payload
+from fedvit import payload, tree
 from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
 from fedvit.errors import UserError
 from fedvit.payload import Failure, Payload
-from fedvit.processes import context_for
+from fedvit.processes import context_for, cores
+from fedvit.ram import free_ram, free_shared_memory, peak_rss_mb
 from fedvit.settings import Experiment
 from fedvit.store import memory_from_bytes, memory_to_bytes
+from fedvit.training import eval_mode
 from fedvit.transport import Task
 from fedvit.transport.inprocess import InProcess
-from fedvit.worker import Worker, make_net
+from fedvit.worker import Net, Worker, make_net
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +91,7 @@ class Done:
 
     up: Parcel | None = None
     memory: Parcel | None = None
+    peak_mb: float = 0.0  # of the process's memory
     problem: str | None = None
     mistake: bool = False
 
@@ -118,6 +123,7 @@ class Workers:
 
     def __init__(self, inner: InProcess, dataset: Dataset, count: int):
         self.inner, self.count = inner, count
+        log.info("%d processes share the clients' work", count)
         worker = inner.worker
         context = context_for(worker.experiment.run.devices)
         pictures = dataset.images if isinstance(dataset.images, np.memmap) else shared_array(dataset.images)
@@ -128,6 +134,7 @@ class Workers:
         self.home: dict[str, Connection] = {}  # where a client was last: there is what frozen layers make of its images
         self.last: tuple[Any, bytes] | None = None  # the newest message
         self.holds: dict[Connection, bytes] = {}  # the message that a process has
+        self.peak_mb = 0.0  # the most memory that one of them has used
         for number in range(count):
             ours, theirs = context.Pipe()
             arguments = (
@@ -235,6 +242,7 @@ class Workers:
                 raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
             assert done.up is not None
             rooms = self.rooms[ready]
+            self.peak_mb = max(self.peak_mb, done.peak_mb)
             kept = None if done.memory is None else rooms.kept.take(done.memory)
             answers[name] = Answer(rooms.up.take(done.up), kept)
             idle.append(ready)
@@ -246,6 +254,50 @@ class Workers:
         if answer.kept is not None:
             self.inner.pending[name] = memory_from_bytes(answer.kept)
         return payload.from_bytes(answer.up)
+
+
+def number_of_workers(wanted: int | None, experiment: Experiment, net: Net, dataset: Dataset, split: Split) -> int:
+    """How many processes share the clients' work: as many as asked for, else as cores, clients and memory allow."""
+    run, plan = experiment.run, net.plan
+    if plan.split is not None or plan.pooled:
+        return 1
+    in_memory = 0 if isinstance(dataset.images, np.memmap) else dataset.images.nbytes
+    shared, each = free_shared_memory(), 2 * (tree.nbytes(net.initial) + net.memory_nbytes)
+    room = math.inf if shared is None else (shared - in_memory) // each
+    if wanted is not None or list(run.devices) != ["cpu"]:
+        count = device_count(run.devices) if wanted is None else max(wanted, len(run.devices))
+        if count > 1 and count > room:
+            raise UserError(
+                f"{count} worker processes need {(in_memory + count * each) / 1e6:.0f} MB of shared memory, found "
+                f"{(shared or 0) / 1e6:.0f} MB free in /dev/shm: give the container more (docker run --shm-size), "
+                "or --workers 1"
+            )
+        return count
+    cohort = len(split.seen) if plan.schedule == "every_round" else experiment.train.cohort
+    most = min(cores() // run.threads, cohort or 1)
+    if most <= 1:
+        return 1
+    fit = min(room, free_ram() // 2 // training_nbytes(net, experiment.train.batch))
+    if fit < most:
+        log.info("memory allows %d of %d worker processes", max(1, fit), most)
+    return int(max(1, min(most, fit)))
+
+
+def training_nbytes(net: Net, batch: int) -> int:
+    """What training takes in a process, roughly: weights, gradients, an optimiser's two sums, messages, a batch."""
+    ours = {tensor.untyped_storage().data_ptr() for tensor in net.live.values()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    image = torch.zeros(1, 3, net.inputs.size, net.inputs.size)
+    with eval_mode(net.module), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = net.module(image)  # held, so that no storage is used twice
+    del logits
+    for_backward = sum(size for place, size in kept.items() if place not in ours)
+    return 2 * tree.nbytes(net.live) + 6 * tree.nbytes(net.initial) + batch * for_backward
 
 
 EMPTY_IMAGE = np.zeros((1, 1, 1, 3), dtype=np.uint8)
@@ -272,6 +324,11 @@ def open_map(sent: Any) -> np.ndarray:
     return np.memmap(file, dtype=kind, mode="r", shape=shape, offset=offset)
 
 
+def device_count(devices: Sequence[str]) -> int:
+    """One process for each device; `cuda` alone means every GPU."""
+    return torch.cuda.device_count() if list(devices) == ["cuda"] else len(devices)
+
+
 def device_of(devices: Sequence[str], number: int) -> str:
     """The devices in turn; `cuda` alone means every GPU."""
     if list(devices) == ["cuda"]:
@@ -290,6 +347,7 @@ def serve(
     processes: int,
 ) -> None:
     """A worker process: build the model once, then play clients until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(experiment.run.threads)
     worker: Worker | None = None
@@ -321,7 +379,7 @@ def work(worker: Worker, rooms: Rooms, job: Job, down: Payload) -> Done:
     if job.task == "evaluate":
         return Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
     up, kept = worker.train(job.client, down, memory)
-    return Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)))
+    return Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)), peak_rss_mb())
 
 
 def end_with_parent() -> None:
