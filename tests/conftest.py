@@ -77,7 +77,7 @@ def same_trees(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> 
 def _one_thread_and_no_surprises(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     for name in list(os.environ):
-        if name.startswith("FEDVIT_") and name != "FEDVIT_DATA":
+        if name.startswith("FEDVIT_") and name not in ("FEDVIT_DATA", "FEDVIT_WORKERS"):
             monkeypatch.delenv(name)
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from timm.layers.drop import DropPath
-from timm.layers.patch_dropout import PatchDropout
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -15,7 +13,8 @@ from fedvit.client import LocalSettings
 from fedvit.data.pipeline import prepare
 from fedvit.models.classifier import InputSettings
 from fedvit.models.cuts import TAIL, needed_rows
-from fedvit.models.plugins import HeadMaker, Projection, SecondHead, StatisticNoise, head_names
+from fedvit.models.last_block import draws
+from fedvit.models.plugins import HeadMaker, Projection, SecondHead, head_names
 from fedvit.training import eval_mode
 
 log = logging.getLogger(__name__)
@@ -62,17 +61,6 @@ def is_random_before(module: nn.Module, start: Start) -> bool:
         tail = [module.blocks[start.block :], *(getattr(module, name, None) for name in (*TAIL, "head_drop"))]
         behind = {part for owner in tail if isinstance(owner, nn.Module) for part in owner.modules()}
     return any(draws(part) for part in module.modules() if part not in behind)
-
-
-def draws(part: nn.Module) -> bool:
-    match part:
-        case nn.modules.dropout._DropoutNd():
-            return part.p > 0
-        case DropPath():
-            return part.drop_prob > 0
-        case PatchDropout():
-            return part.prob > 0
-    return isinstance(part, StatisticNoise)
 
 
 def accept_activations_(module: nn.Module, start: Start) -> None:

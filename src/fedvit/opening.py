@@ -19,6 +19,7 @@ from fedvit.description import Description, Inputs, Parted, shared_options
 from fedvit.errors import UserError, hint
 from fedvit.experiment import Run, check_same_split, load_data
 from fedvit.models.cuts import Cut, Parts
+from fedvit.models.last_block import give_all_tokens_
 from fedvit.models.plugins import SecondHead
 from fedvit.models.width import FULL, Window
 from fedvit.payload import Payload
@@ -256,5 +257,6 @@ def plugin_table(plugin: Any) -> dict[str, Any]:
 
 
 def described(module: nn.Module, description: Description) -> nn.Module:
+    give_all_tokens_(module)
     module.description = description  # type: ignore[assignment]
     return module.eval()

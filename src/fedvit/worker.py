@@ -19,9 +19,19 @@ from fedvit.data.datasets import Dataset, wants_auroc
 from fedvit.data.partition import ClientSplit, Split
 from fedvit.errors import UserError
 from fedvit.evaluation import AUROC, METRICS, pooled, score, view_scores
-from fedvit.frozen import Activations, accept_activations_, first_learned, is_random_before, same_result
+from fedvit.frozen import (
+    BESIDE_HEAD,
+    Activations,
+    accept_activations_,
+    first_learned,
+    is_random_before,
+    lies_under,
+    same_result,
+)
 from fedvit.methods import METHODS, plan_of
 from fedvit.models.classifier import InputSettings, build, input_settings, state
+from fedvit.models.cuts import TAIL
+from fedvit.models.last_block import skip_unread_tokens_
 from fedvit.models.plugins import Plugin
 from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.payload import Payload
@@ -229,6 +239,8 @@ class Worker:
         self.images, self.labels = pipeline.tensors(dataset)
         self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset.classes)
         self.activations = self.frozen_activations(processes)
+        if self.may_skip_tokens:
+            skip_unread_tokens_(net.module)
 
     def frozen_activations(self, processes: int) -> Activations | None:
         """The cache of what frozen layers make of the images, if there is anything to gain and nothing in its way."""
@@ -253,6 +265,17 @@ class Worker:
             "all before %s is frozen: its output is computed once an image, at most %.0f MB", start, found.megabytes
         )
         return found
+
+    @property
+    def may_skip_tokens(self) -> bool:
+        """Whether all that anybody sees of the last block goes through the classifier.
+
+        Not where weights cross as activations, and not for a stranger's plan or module, which may look at tokens. Nor
+        where only what comes behind the blocks learns: an image passes them once, and in few rows sums round otherwise.
+        """
+        net, own = self.net, self.experiment.own
+        behind = all(lies_under(name, (*TAIL, *BESIDE_HEAD)) for name in net.roles.trainable)
+        return net.plan.split is None and own.plan is None and own.module is None and not behind
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedvit import randomness
 from fedvit.errors import UserError, hint, nearest
+from fedvit.models.last_block import all_tokens
 from fedvit.models.plugins import KINDS, Plugin, attach, groups_of_model, head_names
 from fedvit.roles import Selector, of_type, segment, state_names, under
 from fedvit.settings import ModelSettings
@@ -309,7 +310,7 @@ def macs_per_example(model: nn.Module, size: int) -> int:
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), all_tokens(model), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, 3, size, size, device=device))
     model.train(was_training)
     return int(counter.get_total_flops()) // 2
