@@ -1,6 +1,6 @@
 """Head tuning with and without keeping what the frozen layers make of the images: python -m benchmarks.frozen
 
-fedper+head, 8 clients of 32 images, all sampled, 10 local epochs, 5 rounds, without augmentation and evaluation, one
+fedper+head, 8 clients of 8 images, all sampled, 10 local epochs, 5 rounds, without augmentation and evaluation, one
 thread. The caches are filled inside the measured time. Both contestants must end with the same bits.
 """
 
@@ -37,7 +37,7 @@ def seconds(label: str, megabytes: int, clients: int, images: int, rounds: int) 
         return end - begin, {**own, "server": server.shared}  # type: ignore[dict-item]
 
 
-def results(repeats: int = 1, clients: int = 8, images: int = 32, rounds: int = 5) -> list[Result]:
+def results(repeats: int = 3, clients: int = 8, images: int = 8, rounds: int = 5) -> list[Result]:
     found = []
     for label, bar in (("fedper+head", 20.0), ("fedper+blocks.10,blocks.11,head", None)):
         ratios = []
@@ -54,8 +54,8 @@ def results(repeats: int = 1, clients: int = 8, images: int = 32, rounds: int = 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--images", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     show(results(**vars(parser.parse_args())))

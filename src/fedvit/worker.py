@@ -174,6 +174,8 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         load_(state(module), tree.pick(fresh, names))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     module = module.to(device)
+    if may_skip_tokens(plan, roles, experiment):
+        skip_unread_tokens_(module)
     return Net(
         plan=plan,
         tune=tune,
@@ -196,6 +198,17 @@ def compiled(module: nn.Module) -> Predictor:
         )
     made: Predictor = torch.compile(module)
     return made
+
+
+def may_skip_tokens(plan: Plan, roles: Roles, experiment: Experiment) -> bool:
+    """Whether all that anybody sees of the last block goes through the classifier.
+
+    Not where activations cross, and not for a stranger's plan or module, which may look at tokens. Nor where only what
+    comes behind the blocks learns: an image passes them once, and sums of few rows round differently in every batch.
+    """
+    behind = all(lies_under(name, (*TAIL, *BESIDE_HEAD)) for name in roles.trainable)
+    ours = experiment.own.plan is None and experiment.own.module is None
+    return plan.split is None and ours and not behind
 
 
 def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
@@ -239,8 +252,6 @@ class Worker:
         self.images, self.labels = pipeline.tensors(dataset)
         self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset.classes)
         self.activations = self.frozen_activations(processes)
-        if self.may_skip_tokens:
-            skip_unread_tokens_(net.module)
 
     def frozen_activations(self, processes: int) -> Activations | None:
         """The cache of what frozen layers make of the images, if there is anything to gain and nothing in its way."""
@@ -265,17 +276,6 @@ class Worker:
             "all before %s is frozen: its output is computed once an image, at most %.0f MB", start, found.megabytes
         )
         return found
-
-    @property
-    def may_skip_tokens(self) -> bool:
-        """Whether all that anybody sees of the last block goes through the classifier.
-
-        Not where weights cross as activations, and not for a stranger's plan or module, which may look at tokens. Nor
-        where only what comes behind the blocks learns: an image passes them once, and in few rows sums round otherwise.
-        """
-        net, own = self.net, self.experiment.own
-        behind = all(lies_under(name, (*TAIL, *BESIDE_HEAD)) for name in net.roles.trainable)
-        return net.plan.split is None and own.plan is None and own.module is None and not behind
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from fedvit import tree
 from fedvit.checkpoint import load_checkpoint
 from fedvit.experiment import Run, load_data
 from fedvit.models.classifier import ModelSettings, build
+from fedvit.models.last_block import skip_unread_tokens_
 from fedvit.models.plugins import Adapter, Lora, Prefix, Prompt
 from fedvit.payload import Payload
 from fedvit.plan import client_round
@@ -88,6 +89,7 @@ def test_local_training_is_a_bare_pytorch_loop(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     model = build(bench.experiment.model, 10, (), bench.experiment.run.seed)
+    skip_unread_tokens_(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5, fused=True)
     for x, y in batches:
         loss = torch.nn.functional.cross_entropy(model(x), y)
