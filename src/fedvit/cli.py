@@ -162,7 +162,7 @@ def run(
 ) -> None:
     """Train one method and write what every client gained from it."""
     with clear_errors(flags["debug"], flags["quiet"]):
-        prepare(flags["workers"])
+        prepare(flags["workers"] if engine == "local" else 1)
         from fedvit import config, running
         from fedvit.experiment import Run
         from fedvit.report.progress import Progress

@@ -19,7 +19,7 @@ from fedvit.description import Description, Inputs, Parted, shared_options
 from fedvit.errors import UserError, hint
 from fedvit.experiment import Run, check_same_split, load_data
 from fedvit.models.cuts import Cut, Parts
-from fedvit.models.last_block import give_all_tokens_
+from fedvit.models.last_block import give_all_tokens_, skip_unread_tokens_
 from fedvit.models.plugins import SecondHead
 from fedvit.models.width import FULL, Window
 from fedvit.payload import Payload
@@ -132,6 +132,8 @@ def personal_view(opened: Opened, name: str, down: Payload, window: Window) -> t
     """The client and its weights of view `personal`, with its images only if the method looks at them."""
     net, memory = opened.net, opened.store.get(name)
     owner = net.at(window).bare_client(dict(memory))
+    if net.skips:  # as in the run; the model that was handed out before gives all tokens
+        skip_unread_tokens_(owner.module)
     missing: ClientData = NoImages()  # type: ignore[assignment]
     owner.data = missing
     try:

@@ -6,6 +6,7 @@ import signal
 
 from fedvit.processes import import_quickly
 
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command itself tells of an interruption
+before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command itself tells of an interruption
 atexit.register(os._exit, 0)  # it ends at once, as the command does
 import_quickly("fedvit.transport.workers")
+signal.signal(signal.SIGINT, before)  # what a program's own processes get

@@ -14,31 +14,31 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fedvit.ram import cores
+
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
-FORKED = "forkserver" in multiprocessing.get_all_start_methods()
+FORKED = sys.platform == "linux"  # elsewhere forking after an import of PyTorch is not safe, or there is no fork
 
 
 def prepare(workers: int | None) -> None:
     """Import what a run needs, here and at the same time in the process that its workers will come from."""
-    if workers != 1 and cores() > 1:
+    if workers != 1 and (workers is not None or cores() > 1):
         begin()
     import_quickly("fedvit.experiment")
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def begin() -> None:
-    """Start that process. It only imports."""
+def begin() -> bool:
+    """Start that process, which only imports; whether there can be one."""
     if FORKED:
         from multiprocessing import forkserver  # not on Windows
 
         multiprocessing.set_forkserver_preload(["fedvit.preload"])
-        forkserver.ensure_running()
+        with suppress(OSError):  # the folder of temporary files has too long a name for a socket
+            forkserver.ensure_running()
+            return True
+    return False
 
 
 def import_quickly(module: str) -> None:
@@ -56,10 +56,13 @@ def ending_at_once() -> Iterator[None]:
     status: int | str | None = 1  # of an error that Python tells itself
 
     def stop() -> None:
-        with suppress(OSError):
+        code = status if isinstance(status, int) else int(status is not None)
+        try:
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(status if isinstance(status, int) else status is not None)
+        except OSError:
+            code = code or 120  # Python's own, where the last words cannot be written
+        os._exit(code)
 
     atexit.register(stop)  # the first to register is the last to run
     try:
@@ -72,7 +75,6 @@ def ending_at_once() -> Iterator[None]:
 
 def context_for(devices: Sequence[str]) -> "ForkServerContext | SpawnContext":
     """How to start workers for these devices."""
-    if not FORKED or list(devices) != ["cpu"]:
-        return multiprocessing.get_context("spawn")
-    begin()
-    return multiprocessing.get_context("forkserver")
+    if list(devices) == ["cpu"] and begin():
+        return multiprocessing.get_context("forkserver")
+    return multiprocessing.get_context("spawn")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
+CONTAINER = Path("/sys/fs/cgroup")  # what a container may use of the machine
 
 
 def reset_peak_rss() -> None:
@@ -32,8 +33,26 @@ def free_shared_memory() -> int | None:
     return shutil.disk_usage(place).free if place.is_dir() else None
 
 
+def cores() -> int:
+    """The cores that this process may use, and a container's share of them."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):  # ValueError: "max", no limit
+        quota, period = map(int, (CONTAINER / "cpu.max").read_text().split())
+        here = min(here, max(1, quota // period))
+    return here
+
+
 def free_ram() -> int:
-    """Bytes that can be had without swapping."""
+    """Bytes that can be had without swapping, or without passing a container's limit."""
+    here = free_on_machine()
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        most, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
+        lines = (line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
+        here = min(here, max(0, most - used + int(dict(lines)["inactive_file"])))  # old files in memory give way
+    return here
+
+
+def free_on_machine() -> int:
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
         for line in meminfo.read_text().splitlines():

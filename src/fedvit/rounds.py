@@ -130,9 +130,10 @@ def train_round(
             examples = answer.scalars["examples"]
             if "loss" in answer.scalars:
                 losses.append((examples, answer.scalars["loss"]))
-            whole = experiment.run.evaluate == "in_round"  # clients are tested with their own shared weights
-            groups = {key: group for key, group in answer.trees.items() if whole or key == "choice"}
-            answers[name] = Payload(groups)
+            if experiment.run.evaluate == "in_round":  # clients are tested with their own shared weights
+                answers[name] = Payload(answer.trees)
+            elif "choice" in answer.trees:  # copied, because a small part would keep the whole answer in memory
+                answers[name] = Payload({"choice": {key: t.clone() for key, t in answer.trees["choice"].items()}})
             yield Report(name, 1.0 if equal else examples, answer)
 
     stream = reports()

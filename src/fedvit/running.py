@@ -12,7 +12,7 @@ from fedvit.agreement import PLANNED
 from fedvit.data.datasets import Dataset
 from fedvit.errors import UserError
 from fedvit.experiment import LocalBaseline, Run, run_rounds
-from fedvit.processes import cores
+from fedvit.ram import cores
 from fedvit.rounds import Round
 from fedvit.settings import Experiment, Own
 
@@ -60,10 +60,10 @@ def start_or_resume(
     if engine == "flower":
         from fedvit.flower_app import run_trial
 
-        if (workers or 1) > 1 or dataset is not None:
-            raise UserError(
-                "over Flower every client is a process of its own and loads its images: leave --workers out"
-            )
+        if dataset is not None:
+            raise UserError("over Flower every client loads its own images: name a data set or a folder")
+        if (workers or 1) > 1:
+            log.warning("over Flower every client is a process of its own: --workers has no effect")
         return run_trial(experiment, folder, resume=found == "begun")
     return run_rounds(experiment, folder, resume=found == "begun", local=local, dataset=dataset, workers=workers)
 

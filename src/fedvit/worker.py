@@ -63,6 +63,7 @@ class Net:
     live: Tree  # the module's own tensors
     classes: int
     compiled: Predictor | None = None  # the module for training, as torch.compile makes it
+    skips: bool = False  # whether the last block skips tokens that nobody reads
     window: Window = FULL
     narrower: dict[float, "Net"] = field(default_factory=dict)  # by rate, the newest window of each
 
@@ -174,7 +175,8 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         load_(state(module), tree.pick(fresh, names))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     module = module.to(device)
-    if may_skip_tokens(plan, roles, experiment):
+    skips = may_skip_tokens(plan, roles, experiment)
+    if skips:
         skip_unread_tokens_(module)
     return Net(
         plan=plan,
@@ -187,6 +189,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         live=state(module),
         classes=classes,
         compiled=compiled(module) if experiment.train.compile else None,
+        skips=skips,
     )
 
 

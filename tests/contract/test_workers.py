@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedvit import processes, ram
 from fedvit.errors import UserError
 from fedvit.experiment import load_data
 from fedvit.payload import Payload
-from fedvit.processes import cores
+from fedvit.ram import cores
 from fedvit.transport import workers
 from fedvit.transport.workers import SMALL, Job, Room, Workers, number_of_workers, training_nbytes
 from fedvit.worker import make_net
@@ -121,7 +122,7 @@ def test_as_many_processes_as_cores_clients_and_memory_allow(monkeypatch: pytest
     assert found(cohort=12) == 4
     experiment = tiny()
     one = training_nbytes(make_net(experiment, 10, torch.device("cpu")), experiment.train.batch)
-    here(ram=2 * 3 * one)
+    here(ram=2 * 3 * one + load_data(experiment)[0].images.nbytes)
     assert found(cohort=12) == 3
     here(ram=0)
     assert found(cohort=12) == 1
@@ -129,6 +130,66 @@ def test_as_many_processes_as_cores_clients_and_memory_allow(monkeypatch: pytest
     assert found(cohort=12) == 1
     with pytest.raises(UserError, match=r"2 worker processes need .* MB of shared memory, found 1 MB .*--shm-size"):
         found(wanted=2)
+
+
+def test_gpus_have_a_process_each_as_far_as_clients_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = tiny(cohort=3)
+    dataset, split = load_data(experiment)
+    net = make_net(experiment, 10, torch.device("cpu"))
+
+    def found(device: str, wanted: int | None = None) -> int:
+        other = experiment.model_copy(update={"run": experiment.run.model_copy(update={"device": device})})
+        return number_of_workers(wanted, other, net, dataset, split)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(workers, "free_shared_memory", lambda: 10**12)
+    assert [found("cuda"), found("cuda:0"), found("cuda:0,1"), found("cuda", 5)] == [3, 1, 2, 5]
+    monkeypatch.setattr(workers, "free_shared_memory", lambda: 10**6)
+    assert found("cuda") == 1
+    with pytest.raises(UserError, match="--shm-size"):
+        found("cuda:0,1")
+
+
+def test_what_is_frozen_needs_no_memory_for_a_backward_pass() -> None:
+    full, head = (make_net(tiny(label), 10, torch.device("cpu")) for label in ("fedavg", "fedavg+head"))
+    assert training_nbytes(head, 64) < training_nbytes(full, 64) / 4
+
+
+def test_a_containers_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ram, "CONTAINER", tmp_path)
+    assert ram.cores() == len(os.sched_getaffinity(0))
+    limits = {"cpu.max": "100000 100000", "memory.max": "5000", "memory.current": "3000", "memory.stat": "anon 1\ninactive_file 500"}  # fmt: skip  # noqa: E501
+    for name, text in limits.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    assert (ram.cores(), ram.free_ram()) == (1, 2500)
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert ram.cores() == len(os.sched_getaffinity(0))
+    assert ram.free_ram() > 10**6
+
+
+def test_where_no_socket_can_be_made_each_worker_is_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", fails)
+    assert processes.context_for(["cpu"]).get_start_method() == "spawn"
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: None)
+    assert processes.context_for(["cpu"]).get_start_method() == "forkserver"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_words_that_cannot_be_written_are_no_success() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "from fedvit.processes import ending_at_once\nwith ending_at_once(): print('words')",
+    ]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.DEVNULL, env=environment)
+    assert ended.returncode == 120
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, env=environment).returncode == 0
 
 
 def test_the_memory_of_training_is_near_what_it_takes() -> None:

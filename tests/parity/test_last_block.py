@@ -13,8 +13,9 @@ import fedvit
 from fedvit.models.classifier import build
 from fedvit.models.last_block import all_tokens, forward, give_all_tokens_, skip_unread_tokens_
 from fedvit.models.plugins import Adapter, FeatureNoise, Lora, Plugin, Prefix, Prompt
+from fedvit.opening import client_model, open_run
 from fedvit.settings import ModelSettings
-from tests.conftest import Bench, tiny
+from tests.conftest import Bench, same_trees, tiny
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}
 MODELS = {
@@ -136,3 +137,11 @@ def test_a_model_that_is_handed_out_gives_all_tokens(tmp_path: Path) -> None:
     model = run.model("0")
     assert model.forward_features(torch.zeros(2, 3, 8, 8)).shape[1] == 17  # type: ignore[operator]
     assert not is_skipping(model)
+
+
+def test_every_model_of_one_run_is_made_as_in_the_run(tmp_path: Path) -> None:
+    run = fedvit.run(method="fedbabu", rounds=1, epochs=1, clients=4, cohort=2, out=tmp_path / "run")
+    opened = open_run(run)
+    for name in ("0", "1"):  # both fine-tune before they are handed out
+        together = {key: tensor.clone() for key, tensor in client_model(opened, name).state_dict().items()}
+        assert same_trees(together, dict(run.model(name).state_dict()))

@@ -72,7 +72,8 @@ def average_and_compare(server: Server, reports: Iterable[Report]) -> Server:
 
     def noted() -> Iterator[Report]:
         for report in reports:
-            statistics.append(report.payload.trees["statistics"])
+            own = report.payload.trees["statistics"]
+            statistics.append({name: tensor.clone() for name, tensor in own.items()})  # apart from the whole answer
             yield report
 
     server = average(server, noted())

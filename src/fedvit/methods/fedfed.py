@@ -163,7 +163,7 @@ def aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) ->
         for client, weight, payload in reports:
             trees = payload.trees
             for kind, tensor in trees.get("features", {}).items():
-                memory["features"][f"{client}:{kind}"] = tensor
+                memory["features"][f"{client}:{kind}"] = tensor.clone()  # apart from the whole answer
                 memory["added"][client] = torch.tensor(server.round + 1)
             memory["received"][client] = torch.tensor(server.round)
             yield weight, tree.overlay(trees["shared"], trees.get("auxiliary", {}))

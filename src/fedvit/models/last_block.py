@@ -63,7 +63,11 @@ def is_plain(block: Any) -> bool:
     if type(block) is not Block or type(block.attn) is not Attention:
         return False
     attn, hooks = block.attn, [getattr(part, kind) for part in (block, block.attn) for kind in HOOKS]
-    own = attn.fused_attn and attn.gate is None and not any("forward" in vars(part) for part in (block, attn))
+    own = (
+        attn.fused_attn
+        and getattr(attn, "gate", None) is None
+        and not any("forward" in vars(part) for part in (block, attn))
+    )
     return own and not any(hooks) and not any(draws(part) for part in block.modules())
 
 
@@ -82,7 +86,7 @@ def attend(attn: Any, rows: int, x: Tensor) -> Tensor:
     qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4)
     q, k, v = qkv.unbind(0)
     out = F.scaled_dot_product_attention(attn.q_norm(q[:, :, :rows]), attn.k_norm(k), v)
-    out = attn.norm(out.transpose(1, 2).reshape(batch, rows, attn.attn_dim))
+    out = attn.norm(out.transpose(1, 2).reshape(batch, rows, -1))
     return attn.proj_drop(attn.proj(out))  # type: ignore[no-any-return]
 
 

@@ -23,8 +23,8 @@ from fedvit.data.datasets import Dataset
 from fedvit.data.partition import Split
 from fedvit.errors import UserError
 from fedvit.payload import Failure, Payload
-from fedvit.processes import context_for, cores
-from fedvit.ram import free_ram, free_shared_memory, peak_rss_mb
+from fedvit.processes import context_for
+from fedvit.ram import cores, free_ram, free_shared_memory, peak_rss_mb
 from fedvit.settings import Experiment
 from fedvit.store import memory_from_bytes, memory_to_bytes
 from fedvit.training import eval_mode
@@ -237,7 +237,9 @@ class Workers:
             try:
                 done: Done = ready.recv()
             except (EOFError, OSError) as problem:
-                raise RuntimeError(f"the worker process of client {name} has died; was it out of memory?") from problem
+                raise RuntimeError(
+                    f"the worker process of client {name} has died; was it out of memory? --workers 1 takes less"
+                ) from problem
             if done.problem is not None:
                 raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
             assert done.up is not None
@@ -262,22 +264,26 @@ def number_of_workers(wanted: int | None, experiment: Experiment, net: Net, data
     if plan.split is not None or plan.pooled:
         return 1
     in_memory = 0 if isinstance(dataset.images, np.memmap) else dataset.images.nbytes
-    shared, each = free_shared_memory(), 2 * (tree.nbytes(net.initial) + net.memory_nbytes)
-    room = math.inf if shared is None else (shared - in_memory) // each
-    if wanted is not None or list(run.devices) != ["cpu"]:
-        count = device_count(run.devices) if wanted is None else max(wanted, len(run.devices))
+    message = max(tree.nbytes(net.shared), plan.dispatch(net.server(split.seen), split.seen[0]).nbytes)
+    shared, each = free_shared_memory(), 2 * (message + net.memory_nbytes)  # there and back
+    room = math.inf if shared is None else (0.8 * shared - in_memory) // max(1, each)
+    if wanted is not None or len(run.devices) > 1:
+        count = max(wanted or 1, len(run.devices))
         if count > 1 and count > room:
             raise UserError(
-                f"{count} worker processes need {(in_memory + count * each) / 1e6:.0f} MB of shared memory, found "
+                f"{count} worker processes need {(in_memory + count * each) / 0.8e6:.0f} MB of shared memory, found "
                 f"{(shared or 0) / 1e6:.0f} MB free in /dev/shm: give the container more (docker run --shm-size), "
                 "or --workers 1"
             )
         return count
     cohort = len(split.seen) if plan.schedule == "every_round" else experiment.train.cohort
-    most = min(cores() // run.threads, cohort or 1)
+    on_cpu = run.devices[0] == "cpu"
+    most = min(cores() // run.threads if on_cpu else device_count(run.devices), cohort or 1)
     if most <= 1:
         return 1
-    fit = min(room, free_ram() // 2 // training_nbytes(net, experiment.train.batch))
+    fit = room
+    if on_cpu:
+        fit = min(room, (free_ram() - in_memory) // 2 // training_nbytes(net, experiment.train.batch))
     if fit < most:
         log.info("memory allows %d of %d worker processes", max(1, fit), most)
     return int(max(1, min(most, fit)))
@@ -292,6 +298,8 @@ def training_nbytes(net: Net, batch: int) -> int:
         kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
         return tensor
 
+    for name, parameter in net.module.named_parameters():
+        parameter.requires_grad_(name in net.roles.trainable)
     image = torch.zeros(1, 3, net.inputs.size, net.inputs.size)
     with eval_mode(net.module), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logits = net.module(image)  # held, so that no storage is used twice
