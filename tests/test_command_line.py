@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import fedvit
+from fedvit import opening, worker
 from fedvit.cli import app
 from fedvit.experiment import Run
 from fedvit.methods import METHODS
@@ -180,7 +181,9 @@ def test_views_before_and_after_local_training_on_request(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("method", ["fedbabu", "fedavg_ft", "fedperfix"])
-def test_a_runs_model_is_the_one_that_was_scored(method: str, tmp_path: Path) -> None:
+def test_a_runs_model_is_the_one_that_was_scored(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (worker, opening):  # a model that is handed out gives all tokens, so that sums may round differently
+        monkeypatch.setattr(place, "skip_unread_tokens_", lambda model: None)
     from fedvit.evaluation import score
     from tests.conftest import Bench, finish, tiny
 
@@ -190,7 +193,7 @@ def test_a_runs_model_is_the_one_that_was_scored(method: str, tmp_path: Path) ->
     for row in run.clients[:3]:
         client = bench.worker.client(row["client"], 1, {})
         found = score(run.model(row["client"]), client.data, client.data.test, bench.net.inputs, torch.device("cpu"))
-        assert found["loss"] == pytest.approx(row["personal_loss"], rel=1e-6)  # it gives all tokens
+        assert found["loss"] == row["personal_loss"]
 
 
 def test_resume_needs_no_other_flag_and_takes_the_runs_own_keys(tmp_path: Path) -> None:

@@ -70,10 +70,8 @@ def test_sharing_activations_changes_no_bit(case: str, tmp_path: Path) -> None:
         {name: t + 0.05 * torch.randn(t.shape, generator=generator).abs() for name, t in net.initial.items()}
         for _ in range(2)
     )  # plugins start at zero, where half of their weights have no effect
-    layers, before = (
-        layers_of(net.module, net.roles.trainable, bench.experiment.method["layers"]),
-        overridden(net.module),
-    )
+    layers = layers_of(net.module, net.roles.trainable, bench.experiment.method["layers"])
+    before = overridden(net.module)
     quick = edited_logits(client, base, other, layers)
     for number, layer in enumerate(layers):
         weights = tree.overlay(base, tree.pick(other, layer.tensors))

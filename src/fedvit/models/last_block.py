@@ -1,4 +1,4 @@
-"""The last block of a ViT without the tokens that no classifier reads: with 12 blocks a pass takes 0.94 of the time."""
+"""The last block of a ViT without the tokens that no classifier reads: most of its matrix products."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
