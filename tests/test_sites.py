@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from fedvit.agreement import common, differences
 from fedvit.cli import app
 from fedvit.errors import UserError
 from fedvit.experiment import Run
-from fedvit.flower_app import Trial
+from fedvit.flower_app import Trial, daemon, followed, free_port
 from fedvit.methods import METHODS
 from fedvit.payload import Payload
 from fedvit.report.page import write_report
@@ -701,6 +702,24 @@ def test_flower_calls_nobody_unless_told_to(tmp_path: Path, monkeypatch: pytest.
     assert [Trial(tmp_path, 1).environment()[name] for name in names] == ["0", "1"]
     monkeypatch.setenv(names[0], "1")
     assert Trial(tmp_path, 1).environment()[names[0]] == "1"
+
+
+def test_a_process_of_a_trial_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
+    trial, words = Trial(tmp_path, 1), [sys.executable, "-c", "print('no such port'); raise SystemExit(3)"]
+    with daemon(words, trial, "supernode-a") as process, pytest.raises(RuntimeError) as problem:
+        list(followed(trial, {"supernode-a": process}, tmp_path / "out", "1", 0))
+    assert "supernode-a ended with status 3" in str(problem.value)
+    assert str(problem.value).endswith("no such port")
+
+
+def test_ports_of_a_trial_differ_and_nobody_has_them() -> None:
+    with socket.socket() as taken:
+        mine = free_port()
+        taken.bind(("127.0.0.1", mine))
+        ports = [free_port() for _ in range(12100)]  # all of them, and the first ones again
+    assert mine not in ports
+    assert len(set(ports[:1000])) == 1000
+    assert all(20000 <= port < 32000 for port in ports)
 
 
 def test_everything_but_flower_works_without_it() -> None:

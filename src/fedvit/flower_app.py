@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 from urllib.parse import quote
 
@@ -40,6 +42,7 @@ QUIET = {  # nothing calls home, unless the user has said otherwise
 PROFILE = "fedvit"
 INSECURE = ("--insecure",)  # on loopback nobody listens
 SECONDS_BETWEEN_QUESTIONS = 20.0
+PORTS = cycle(SystemRandom().sample(range(20000, 32000), 12000))  # below those that connections get at random
 ONE_PROCESS = 10**9  # bytes, with torch and a small ViT
 APP = """[build-system]
 requires = ["hatchling"]
@@ -190,14 +193,15 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
     data_dir = str(experiment.data.folder.resolve()) if experiment.data.folder else ""
     with ExitStack() as stack:
         stack.enter_context(ending_on_sigterm())
-        stack.enter_context(superlink(trial))
+        processes = {"superlink": stack.enter_context(superlink(trial))}
         for name in federation.sites:
             told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
-            stack.enter_context(supernode(trial, name, told))
+            processes[node_name(name)] = stack.enter_context(supernode(trial, name, told))
         start = {"resume": resume, "data-dir": data_dir, "at-once": at_once(len(federation.sites))}
         old = (folder / "summary.json").read_bytes() if Run(folder).finished else None  # of a run that is extended
         number = submit(trial, app, start)
-        yield from followed(trial, folder, number, 0 if not resume else len(Run(folder).rounds), old)
+        done = 0 if not resume else len(Run(folder).rounds)
+        yield from followed(trial, processes, folder, number, done, old)
     counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
     results.write_json(folder / "split.json", {**split.to_json(), **counts, "network": True})
 
@@ -244,7 +248,14 @@ def submit(trial: Trial, app: Path, told: Mapping[str, Any]) -> str:
         time.sleep(1)
 
 
-def followed(trial: Trial, folder: Path, number: str, done: int, old: bytes | None = None) -> Iterator[Round]:
+def followed(
+    trial: Trial,
+    processes: Mapping[str, subprocess.Popen[bytes]],
+    folder: Path,
+    number: str,
+    done: int,
+    old: bytes | None = None,
+) -> Iterator[Round]:
     """The rounds as they come into the run's folder, until it says that the run is over, or Flower does."""
     run, asked = Run(folder), time.monotonic()
 
@@ -264,6 +275,12 @@ def followed(trial: Trial, folder: Path, number: str, done: int, old: bytes | No
             yield Round(None, row, None, Ledger(down, up, seconds=seconds))  # type: ignore[arg-type]
         if over:
             break
+        for name, process in processes.items():
+            if process.poll() is not None:
+                raise RuntimeError(
+                    f"{name} ended with status {process.returncode} before the run did; its last words, from "
+                    f"{log_of(trial, name)}:\n{last_lines(log_of(trial, name))}"
+                )
         time.sleep(0.5)
     if not finished():
         told = folder / "error.txt"
@@ -298,15 +315,29 @@ def supernode(trial: Trial, name: str, told: Mapping[str, str], *security: str) 
     settings = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items() if value)
     words = ["flower-supernode", "--superlink", f"{trial.host}:{trial.port}", *(security or INSECURE)]
     words += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", settings]
-    with daemon(words, trial, f"supernode-{quote(name, safe='')}") as process:
+    with daemon(words, trial, node_name(name)) as process:
         yield process
+
+
+def node_name(site: str) -> str:
+    """What a site's SuperNode is called in files."""
+    return f"supernode-{quote(site, safe='')}"
+
+
+def log_of(trial: Trial, name: str) -> Path:
+    """What a SuperLink or SuperNode printed."""
+    return trial.home / f"{name}.log"
+
+
+def last_lines(file: Path, lines: int = 20) -> str:
+    return "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
 
 
 @contextmanager
 def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process with a group of its own, ended as a group: Flower's children outlive their parents."""
     trial.home.mkdir(parents=True, exist_ok=True)
-    with (trial.home / f"{name}.log").open("ab") as stream:
+    with log_of(trial, name).open("ab") as stream:
         process = subprocess.Popen(
             [*trial.inside, *words], env=trial.environment(), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -343,6 +374,9 @@ def descendants(parent: int) -> list[int]:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody has, and that no other call here returns: a process takes seconds until it listens."""
+    for port in islice(PORTS, 1000):
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no free port on 127.0.0.1 among 1000 between 20000 and 32000")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from fedvit.experiment import Run
-from fedvit.flower_app import Trial, for_trial, free_port, submit, superlink, supernode, write_app
+from fedvit.flower_app import Trial, for_trial, free_port, last_lines, submit, superlink, supernode, write_app
 from fedvit.settings import Experiment
 from fedvit.site import Federation
 
@@ -55,6 +55,13 @@ class Field:
         file = self.state_of(site) / "log.txt"
         return file.read_text() if file.is_file() else ""
 
+    def last_words(self) -> str:
+        """How all processes are and what they and the run said last, for a test that failed."""
+        status = {name: process.poll() for name, process in self.processes.items()}
+        logs = [*self.trial.home.glob("*.log"), *self.folder.glob("**/log.txt")]
+        said = [f"--- {file.relative_to(self.folder)}\n{last_lines(file)}" for file in sorted(logs)]
+        return "\n".join([f"exit statuses: {status}", *said])
+
     def submit(self, experiment: Experiment, out: Path, **told: object) -> str:
         """Start a run whose folder is `out`."""
         experiment, federation, _, _ = for_trial(experiment)
@@ -83,6 +90,9 @@ def field(folder: Path, sites: list[str]) -> Iterator[Field]:
         for name in ("superlink", *sites):
             made.start(name)
         yield made
+    except AssertionError as problem:
+        problem.add_note(made.last_words())
+        raise
     finally:
         for name in list(made.stacks):
             made.stop(name)
