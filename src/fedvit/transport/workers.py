@@ -3,7 +3,6 @@
 import logging
 import math
 import os
-import signal
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -355,7 +354,6 @@ def serve(
     processes: int,
 ) -> None:
     """A worker process: build the model once, then play clients until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(experiment.run.threads)
     worker: Worker | None = None
