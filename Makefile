@@ -13,7 +13,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n auto --ignore tests/network
 
 test-network: $(STAMP)
-	timeout 2400 $(BIN)/pytest tests/network
+	timeout 3000 $(BIN)/pytest -rR tests/network
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,19 +15,13 @@ from fedvit.flower_app import for_trial, write_app
 from fedvit.site_state import SiteState
 from fedvit.store import memory_to_bytes
 from tests.conftest import finish, tiny
-from tests.network.field import Field, field, until
+from tests.network.field import MAY_FALL_SILENT, Field, field, until
 from tests.test_sites import memories, server_files
 
 THREE = {"clients": 3, "samples": 120}
 LAST = {**THREE, "eval_every": 0}  # tested after the last round only
 SITES = ["0", "1", "2"]
-
-
-@pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
-    """Processes that nobody disturbs, for one run after another."""
-    with field(tmp_path_factory.mktemp("quiet"), SITES) as made:
-        yield made
+pytestmark = MAY_FALL_SILENT
 
 
 def states(made: Field, out: Path) -> dict[str, bytes]:
@@ -40,13 +33,14 @@ def states(made: Field, out: Path) -> dict[str, bytes]:
 
 # Roles only, memory, PEFT, a learned merge, extra groups.
 @pytest.mark.parametrize("label", ["fedperfix", "ditto", "fedper+bias", "fedala", "scaffold"])
-def test_one_method_of_each_kind_ends_with_the_same_bits(label: str, quiet: Field, tmp_path: Path) -> None:
+def test_one_method_of_each_kind_ends_with_the_same_bits(label: str, tmp_path: Path) -> None:
     experiment = tiny(label, **THREE)
     alone, out = finish(experiment, tmp_path / "alone"), tmp_path / "out"
-    run = quiet.finish(experiment, out)
-    assert run.finished, (out / "error.txt").read_text()
+    with field(tmp_path, SITES) as made:
+        run = made.finish(experiment, out)
+        assert run.finished, (out / "error.txt").read_text()
     assert server_files(out) == server_files(alone)
-    assert states(quiet, out) == memories(alone)
+    assert states(made, out) == memories(alone)
     keys = ("cohort", "failed", "loss", "nbytes_down", "nbytes_up", "nbytes_evaluation")
     views = Run(alone).rounds[-1]["views"]
     if label in ("ditto", "fedala"):  # sites test their own models, and a server without images cannot test its own

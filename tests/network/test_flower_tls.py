@@ -8,10 +8,11 @@ import pytest
 
 from fedvit.flower_app import PROFILE
 from tests.conftest import tiny
-from tests.network.field import Field, until
+from tests.network.field import MAY_FALL_SILENT, Field, until
 from tests.network.keys import Authority, certify, new_authority, node_key
 
 SITES = ["0", "1"]
+pytestmark = MAY_FALL_SILENT
 
 
 class Guarded(Field):
