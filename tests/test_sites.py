@@ -420,6 +420,28 @@ def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:
     assert not (federated.out / "run.toml").exists()
 
 
+def test_a_site_that_restarts_before_the_first_round_is_taken_by_its_new_node(tmp_path: Path) -> None:
+    """Flower counts a node that was killed as connected for a minute."""
+    federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
+    wires = federated.wires
+    ghost, hellos = dict(wires.nodes[100]), []
+
+    def meddle(site: str, reply: Message) -> Message | None:
+        node = reply.metadata.src_node_id
+        if node == 101 and 102 not in wires.nodes:  # 0 has answered; now it is started again, and the last site comes
+            wires.nodes[999], wires.nodes[102] = ghost, late
+        hellos.append(node)
+        if node != 100 or hellos.count(100) < 2:
+            return reply
+        del wires.nodes[100]  # by now Flower knows that it has gone
+        return None
+
+    late, wires.meddle = wires.nodes.pop(102), meddle
+    federated.finish(min_sites=3)
+    assert [row["failed"] for row in Run(federated.out).rounds] == [[], []]
+    assert hellos.count(100) == 2, "its first hello, and the question whether it is still there"
+
+
 def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
     federated.wires.nodes[999] = {"site": "stranger", "state": str(tmp_path / "stranger")}

@@ -259,10 +259,11 @@ class Sites:
                 if self.trained:  # a node that was killed counts as connected for a minute
                     log.warning("node %d says that it is %s, whose node %d is still there", about["node"], name, old)
                     continue
-                raise UserError(
-                    f"two sites call themselves {name!r} (nodes {old} and {about['node']}): give each its own site= in "
-                    "--node-config"
-                )
+                if any(self.introductions([old], seconds)):  # it still answers
+                    raise UserError(
+                        f"two sites call themselves {name!r} (nodes {old} and {about['node']}): give each its own "
+                        "site= in --node-config"
+                    )
             self.nodes[name] = about["node"]
             self.roster[name] = Holding(about["train"], about["test"], about["classes"])
             self.tests[name] = about["test"]
