@@ -424,14 +424,14 @@ def test_a_site_that_restarts_before_the_first_round_is_taken_by_its_new_node(tm
     """Flower counts a node that was killed as connected for a minute."""
     federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
     wires = federated.wires
-    ghost, hellos = dict(wires.nodes[100]), []
+    again, answered = dict(wires.nodes[100]), []
 
     def meddle(site: str, reply: Message) -> Message | None:
         node = reply.metadata.src_node_id
         if node == 101 and 102 not in wires.nodes:  # 0 has answered; now it is started again, and the last site comes
-            wires.nodes[999], wires.nodes[102] = ghost, late
-        hellos.append(node)
-        if node != 100 or hellos.count(100) < 2:
+            wires.nodes[999], wires.nodes[102] = again, late
+        answered.append(node)
+        if node != 100 or answered.count(100) < 2:
             return reply
         del wires.nodes[100]  # by now Flower knows that it has gone
         return None
@@ -439,7 +439,7 @@ def test_a_site_that_restarts_before_the_first_round_is_taken_by_its_new_node(tm
     late, wires.meddle = wires.nodes.pop(102), meddle
     federated.finish(min_sites=3)
     assert [row["failed"] for row in Run(federated.out).rounds] == [[], []]
-    assert hellos.count(100) == 2, "its first hello, and the question whether it is still there"
+    assert answered.count(100) == 2, "its first hello, and the question whether it is still there"
 
 
 def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
@@ -728,9 +728,10 @@ def test_flower_calls_nobody_unless_told_to(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_process_of_a_trial_that_ends_is_named_with_its_last_words(tmp_path: Path) -> None:
     trial, words = Trial(tmp_path, 1), [sys.executable, "-c", "print('no such port'); raise SystemExit(3)"]
-    with daemon(words, trial, "supernode-a") as process, pytest.raises(RuntimeError) as problem:
+    with daemon(words, trial, "supernode-a") as process, pytest.raises(UserError) as problem:
         list(followed(trial, {"supernode-a": process}, tmp_path / "out", "1", 0))
     assert "supernode-a ended with status 3" in str(problem.value)
+    assert "--resume continues" in str(problem.value)
     assert str(problem.value).endswith("no such port")
 
 

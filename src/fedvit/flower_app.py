@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import count, islice
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -42,7 +42,8 @@ QUIET = {  # nothing calls home, unless the user has said otherwise
 PROFILE = "fedvit"
 INSECURE = ("--insecure",)  # on loopback nobody listens
 SECONDS_BETWEEN_QUESTIONS = 20.0
-PORTS = cycle(SystemRandom().sample(range(20000, 32000), 12000))  # below those that connections get at random
+PORTS = range(20000, 32000)  # below those that connections get at random
+TURN = count(SystemRandom().randrange(len(PORTS)))  # so that no call returns the port of the one before
 ONE_PROCESS = 10**9  # bytes, with torch and a small ViT
 APP = """[build-system]
 requires = ["hatchling"]
@@ -164,6 +165,10 @@ class Trial:
         """Flower's own folder."""
         return self.folder / "flower"
 
+    def log_of(self, name: str) -> Path:
+        """What `superlink` or a SuperNode (`node_name`) printed."""
+        return self.home / f"{name}.log"
+
     def write_profile(self, connection: Mapping[str, Any]) -> None:
         """Tell Flower's commands which SuperLink is meant."""
         profile = {"address": f"{self.host}:{self.port}", **connection}
@@ -275,18 +280,23 @@ def followed(
             yield Round(None, row, None, Ledger(down, up, seconds=seconds))  # type: ignore[arg-type]
         if over:
             break
-        for name, process in processes.items():
-            if process.poll() is not None:
-                raise RuntimeError(
-                    f"{name} ended with status {process.returncode} before the run did; its last words, from "
-                    f"{log_of(trial, name)}:\n{last_lines(log_of(trial, name))}"
-                )
+        check_alive(trial, processes)
         time.sleep(0.5)
     if not finished():
         told = folder / "error.txt"
         if told.is_file():
             raise UserError(told.read_text().strip())
         raise RuntimeError(f"the run over Flower ended before its last round; see the logs in {trial.home}")
+
+
+def check_alive(trial: Trial, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Flower itself does not tell that one of its processes has ended."""
+    for name, process in processes.items():
+        if process.poll() is not None:
+            raise UserError(
+                f"{name} ended with status {process.returncode} before the run did; --resume continues after the last "
+                f"finished round. Its last words, from {trial.log_of(name)}:\n{last_lines(trial.log_of(name))}"
+            )
 
 
 def is_over(trial: Trial, number: str) -> bool:
@@ -324,11 +334,6 @@ def node_name(site: str) -> str:
     return f"supernode-{quote(site, safe='')}"
 
 
-def log_of(trial: Trial, name: str) -> Path:
-    """What a SuperLink or SuperNode printed."""
-    return trial.home / f"{name}.log"
-
-
 def last_lines(file: Path, lines: int = 20) -> str:
     return "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
 
@@ -337,7 +342,7 @@ def last_lines(file: Path, lines: int = 20) -> str:
 def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess.Popen[bytes]]:
     """A process with a group of its own, ended as a group: Flower's children outlive their parents."""
     trial.home.mkdir(parents=True, exist_ok=True)
-    with log_of(trial, name).open("ab") as stream:
+    with trial.log_of(name).open("ab") as stream:
         process = subprocess.Popen(
             [*trial.inside, *words], env=trial.environment(), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -374,9 +379,10 @@ def descendants(parent: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port that nobody has, and that no other call here returns: a process takes seconds until it listens."""
-    for port in islice(PORTS, 1000):
+    """A port that nobody has, and that no call here has just returned: a process takes seconds until it listens."""
+    for number in islice(TURN, len(PORTS)):
+        port = PORTS[number % len(PORTS)]
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port
-    raise RuntimeError("no free port on 127.0.0.1 among 1000 between 20000 and 32000")
+    raise UserError(f"no port of 127.0.0.1 is free between {PORTS[0]} and {PORTS[-1]}")

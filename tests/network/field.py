@@ -86,12 +86,9 @@ class Field:
 
 
 @contextmanager
-def field(folder: Path, sites: list[str]) -> Iterator[Field]:
-    """All started; whatever is left at the end is stopped."""
-    made = Field(folder, sites)
+def ending(made: Field) -> Iterator[Field]:
+    """Whatever is left at the end is stopped; a test that fails shows what all said."""
     try:
-        for name in ("superlink", *sites):
-            made.start(name)
         yield made
     except AssertionError as problem:
         problem.add_note(made.last_words())
@@ -99,6 +96,15 @@ def field(folder: Path, sites: list[str]) -> Iterator[Field]:
     finally:
         for name in list(made.stacks):
             made.stop(name)
+
+
+@contextmanager
+def field(folder: Path, sites: list[str]) -> Iterator[Field]:
+    """All started."""
+    with ending(Field(folder, sites)) as made:
+        for name in ("superlink", *sites):
+            made.start(name)
+        yield made
 
 
 def until(happens: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:

@@ -39,14 +39,14 @@ def test_one_method_of_each_kind_ends_with_the_same_bits(label: str, tmp_path: P
     with field(tmp_path, SITES) as made:
         run = made.finish(experiment, out)
         assert run.finished, (out / "error.txt").read_text()
-    assert server_files(out) == server_files(alone)
-    assert states(made, out) == memories(alone)
-    keys = ("cohort", "failed", "loss", "nbytes_down", "nbytes_up", "nbytes_evaluation")
-    views = Run(alone).rounds[-1]["views"]
-    if label in ("ditto", "fedala"):  # sites test their own models, and a server without images cannot test its own
-        del views["server"]
-    assert run.rounds[-1]["views"] == views
-    assert [[row[k] for k in keys] for row in run.rounds] == [[row[k] for k in keys] for row in Run(alone).rounds]
+        assert server_files(out) == server_files(alone)
+        assert states(made, out) == memories(alone)
+        keys = ("cohort", "failed", "loss", "nbytes_down", "nbytes_up", "nbytes_evaluation")
+        views = Run(alone).rounds[-1]["views"]
+        if label in ("ditto", "fedala"):  # sites test their own models, and a server without images cannot test its own
+            del views["server"]
+        assert run.rounds[-1]["views"] == views
+        assert [[row[k] for k in keys] for row in run.rounds] == [[row[k] for k in keys] for row in Run(alone).rounds]
 
 
 def test_a_policy_is_shown_at_the_server(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
-from fedvit.flower_app import PROFILE
+from fedvit.flower_app import PROFILE, node_name
 from tests.conftest import tiny
-from tests.network.field import MAY_FALL_SILENT, Field, until
+from tests.network.field import MAY_FALL_SILENT, Field, ending, until
 from tests.network.keys import Authority, certify, new_authority, node_key
 
 SITES = ["0", "1"]
@@ -46,50 +45,46 @@ class Guarded(Field):
             "the SuperLink",
         )
 
-    def log_of(self, name: str) -> str:
-        return (self.trial.home / f"supernode-{name}.log").read_text()
 
-
-@pytest.fixture
-def guarded(tmp_path: Path) -> Iterator[Guarded]:
-    made = Guarded(tmp_path, SITES)
-    try:
+@contextmanager
+def guarded(folder: Path) -> Iterator[Guarded]:
+    with ending(Guarded(folder, SITES)) as made:
         made.start("superlink", *made.server, "--enable-supernode-auth")
         yield made
-    finally:
-        for name in list(made.stacks):
-            made.stop(name)
 
 
-def test_only_registered_sites_with_the_right_certificate_take_part(guarded: Guarded, tmp_path: Path) -> None:
-    for name in SITES:
-        security = guarded.node(name)
-        guarded.register(name)
-        guarded.start(name, *security)
-    other = new_authority(tmp_path, "other")
-    guarded.start("unregistered", *guarded.node("unregistered"))
-    guarded.start("deceived", *guarded.node("deceived", other))
-    guarded.start("plain")
-    out = tmp_path / "out"
-    run = guarded.finish(tiny("fedper", clients=2, samples=80, cohort=2), out)
-    assert run.finished, (out / "error.txt").read_text()
-    assert [row["failed"] for row in run.rounds] == [[], []]
-    # The SuperLink knows the sites' keys again after a restart: they are in its database.
-    guarded.kill("superlink")
-    guarded.start("superlink", *guarded.server, "--enable-supernode-auth")
-    again = guarded.finish(tiny("fedper", clients=2, samples=80, cohort=2, rounds=1), tmp_path / "again")
-    assert again.finished, (tmp_path / "again" / "error.txt").read_text()
-    for name in ("unregistered", "deceived", "plain"):
-        assert not guarded.said(name), f"{name} got a message"
-        assert "SuperNode ID" not in guarded.log_of(name)
+def test_only_registered_sites_with_the_right_certificate_take_part(tmp_path: Path) -> None:
+    with guarded(tmp_path) as made:
+        for name in SITES:
+            security = made.node(name)
+            made.register(name)
+            made.start(name, *security)
+        other = new_authority(tmp_path, "other")
+        made.start("unregistered", *made.node("unregistered"))
+        made.start("deceived", *made.node("deceived", other))
+        made.start("plain")
+        out = tmp_path / "out"
+        run = made.finish(tiny("fedper", clients=2, samples=80, cohort=2), out)
+        assert run.finished, (out / "error.txt").read_text()
+        assert [row["failed"] for row in run.rounds] == [[], []]
+        # The SuperLink knows the sites' keys again after a restart: they are in its database.
+        made.kill("superlink")
+        made.start("superlink", *made.server, "--enable-supernode-auth")
+        again = made.finish(tiny("fedper", clients=2, samples=80, cohort=2, rounds=1), tmp_path / "again")
+        assert again.finished, (tmp_path / "again" / "error.txt").read_text()
+        for name in ("unregistered", "deceived", "plain"):
+            assert not made.said(name), f"{name} got a message"
+            assert "SuperNode ID" not in made.trial.log_of(node_name(name)).read_text()
 
 
-def test_a_user_with_another_certificate_cannot_start_a_run(guarded: Guarded, tmp_path: Path) -> None:
-    def lists() -> bool:
-        words = ["flwr", "list", PROFILE]
-        return subprocess.run(words, env=guarded.trial.environment(), capture_output=True, check=False).returncode == 0
+def test_a_user_with_another_certificate_cannot_start_a_run(tmp_path: Path) -> None:
+    with guarded(tmp_path) as made:
 
-    until(lists, "the SuperLink")
-    other = new_authority(tmp_path, "other")
-    guarded.trial.write_profile({"root-certificates": str(other.file)})
-    assert not lists()
+        def lists() -> bool:
+            words = ["flwr", "list", PROFILE]
+            return subprocess.run(words, env=made.trial.environment(), capture_output=True, check=False).returncode == 0
+
+        until(lists, "the SuperLink")
+        other = new_authority(tmp_path, "other")
+        made.trial.write_profile({"root-certificates": str(other.file)})
+        assert not lists()
