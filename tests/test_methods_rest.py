@@ -195,10 +195,9 @@ def test_cd2s_model_is_the_one_that_was_scored(tmp_path: Path) -> None:
     for row in run.clients[:3]:
         client = bench.worker.client(row["client"], 2, {})
         model = run.model(row["client"])
-        assert (
-            score(model, client.data, client.data.test, client.inputs, torch.device("cpu"))["loss"]
-            == row["personal_loss"]
-        )
+        found = score(model, client.data, client.data.test, client.inputs, torch.device("cpu"))
+        assert found["accuracy"] == row["personal_accuracy"]
+        assert found["loss"] == pytest.approx(row["personal_loss"], rel=1e-5)  # the run skips unread tokens
 
 
 def test_fedfeds_first_loss_is_its_formula(tmp_path: Path) -> None:
