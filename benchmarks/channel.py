@@ -19,9 +19,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import Result, show
-from fedvit.payload import Payload
-from fedvit.split import Message, Wire, pack, unpack
-from fedvit.transport.channel import Connection, Event, Identity, Listener
+from fedvit.core.payload import Payload
+from fedvit.network.grpc.channel import Connection, Event, Listener
+from fedvit.network.grpc.identity import Identity
+from fedvit.split.messages import Message, pack, unpack
+from fedvit.split.plan import Wire
 
 WIDTHS = {"ViT-Tiny": 192, "ViT-B": 768}
 BATCH, TOKENS = 32, 197

@@ -14,11 +14,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fedvit import config
-from fedvit.data.datasets import Dataset
-from fedvit.data.partition import ClientSplit, Split
-from fedvit.settings import Experiment
-from fedvit.worker import Worker, make_net
+from fedvit.config.load import load_experiment
+from fedvit.core.settings import Experiment
+from fedvit.data.dataset import Dataset
+from fedvit.data.partition.records import ClientSplit, Split
+from fedvit.engine.net import make_net
+from fedvit.engine.worker import Worker
 
 CPU = torch.device("cpu")
 TINY = {"model": "vit_tiny_patch16_224", "image_size": 32, "patch_size": 4, "batch": 32, "epochs": 1}
@@ -80,7 +81,7 @@ def settings(label: str, sets: dict[str, Any] | None = None, **flags: Any) -> Ex
     """An experiment on the ViT-Tiny that all benchmarks use."""
     method, _, tune = label.partition("+")
     sets = {"optimizer": "sgd", **(sets or {})}
-    return config.load(None, sets, {**TINY, "method": method, "tune": tune or None, **flags})
+    return load_experiment(None, sets, {**TINY, "method": method, "tune": tune or None, **flags})
 
 
 def make_worker(experiment: Experiment, images: int, test: int = 1) -> Worker:

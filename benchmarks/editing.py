@@ -12,14 +12,14 @@ import argparse
 import torch
 
 from benchmarks.common import CPU, Result, alternate, show
-from fedvit import config
-from fedvit.client import Client
-from fedvit.data import pipeline
-from fedvit.editing import layers_of, probe_batches
+from fedvit.config.load import load_experiment
+from fedvit.core.batches import ClientData
+from fedvit.core.client import Client
+from fedvit.core.training import holding
+from fedvit.core.tree import Tree
+from fedvit.engine.net import make_net
+from fedvit.methods.layer_editing import layers_of, probe_batches
 from fedvit.methods.pfededit import choose
-from fedvit.training import holding
-from fedvit.tree import Tree
-from fedvit.worker import make_net
 
 
 @torch.no_grad()
@@ -34,12 +34,12 @@ def whole_passes(client: Client, base: Tree, count: int) -> None:
 def results(repeats: int = 7, images: int = 8, size: int = 96, threads: int = 1) -> list[Result]:
     torch.set_num_threads(threads)
     flags = {"method": "pfededit", "model": "vit_tiny_patch16_224", "image_size": size}
-    net = make_net(config.load(None, {}, flags), 100, CPU)
+    net = make_net(load_experiment(None, {}, flags), 100, CPU)
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (images, size, size, 3), dtype=torch.uint8, generator=generator)
     everything, nothing = torch.arange(images), torch.zeros(0, dtype=torch.int64)
     client = net.bare_client()
-    client.data = pipeline.ClientData(pixels, everything % 100, nothing, nothing, nothing, everything, 100)
+    client.data = ClientData(pixels, everything % 100, nothing, nothing, nothing, everything, 100)
     other = {name: t + 0.01 * torch.randn(t.shape, generator=generator) for name, t in net.initial.items()}
     count = len(layers_of(net.module, net.roles.trainable))
     ratios = alternate(

@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import CPU, Result, alternate, make_worker, settings, show
-from fedvit.data import pipeline
-from fedvit.ledger import Ledger
-from fedvit.models.classifier import build
-from fedvit.rounds import evaluate, summarize
-from fedvit.store import Store
-from fedvit.transport.inprocess import InProcess
-from fedvit.worker import joined
+from fedvit.core.batches import image_batches
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.ledger import Ledger
+from fedvit.engine.loop import evaluate, summarize
+from fedvit.engine.net import join_plugins
+from fedvit.engine.worker import client_data
+from fedvit.models.build import build
 
 
 def measure(label: str, clients: int, test: int, repeats: int) -> Result:
@@ -26,12 +27,12 @@ def measure(label: str, clients: int, test: int, repeats: int) -> Result:
     net, split = worker.net, worker.split
     server = net.server(list(split.clients))
     sizes = {name: len(part.test) for name, part in split.clients.items()}
-    everything = pipeline.client_data(worker.images, worker.labels, net.classes, split.clients["0"])
+    everything = client_data(worker.images, worker.labels, net.classes, split.clients["0"])
     images = torch.from_numpy(split.global_test)
-    model = build(worker.experiment.model, net.classes, joined(net.plan.build, net.tune.build), 0).eval()
-    batches = [x for x, _ in pipeline.batches(everything, images, test, net.inputs, CPU)]
+    model = build(worker.experiment.model, net.classes, join_plugins(net.plan.build, net.tune.build), 0).eval()
+    batches = [x for x, _ in image_batches(everything, images, test, net.inputs, CPU)]
     with tempfile.TemporaryDirectory() as folder:
-        transport = InProcess(worker, Store(Path(folder), in_ram=True))
+        transport = InProcess(worker, ClientStore(Path(folder), in_ram=True))
 
         def ours(repeat: int) -> None:
             scores = evaluate(net.plan, dict.fromkeys(sizes, server), transport, 1, Ledger())

@@ -17,15 +17,16 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.common import Result, make_worker, seconds_of, settings, show
-from fedvit.checkpoint import save_checkpoint
-from fedvit.client import LocalSettings
-from fedvit.ledger import Ledger
-from fedvit.models.classifier import build
-from fedvit.rounds import evaluate, train_round
-from fedvit.store import Store
-from fedvit.training import make_optimizer
-from fedvit.transport.inprocess import InProcess
-from fedvit.worker import Worker, joined
+from fedvit.core.client import LocalSettings
+from fedvit.core.training import make_optimizer
+from fedvit.engine.checkpoint import save_checkpoint
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.ledger import Ledger
+from fedvit.engine.loop import evaluate, train_round
+from fedvit.engine.net import join_plugins
+from fedvit.engine.worker import Worker
+from fedvit.models.build import build
 
 LABELS = ("fedavg", "fedperfix", "fedavg+bias")
 
@@ -57,12 +58,12 @@ def measure(label: str, clients: int, images: int, threads: int, repeats: int) -
     worker = make_worker(experiment, images)
     start_up = time.perf_counter() - begin
     net, names = worker.net, list(worker.split.clients)
-    bare = build(experiment.model, net.classes, joined(net.plan.build, net.tune.build), 0)
+    bare = build(experiment.model, net.classes, join_plugins(net.plan.build, net.tune.build), 0)
     for name, parameter in bare.named_parameters():
         parameter.requires_grad_(name in net.roles.trainable)
     ratios, rounds, ledger = [], [], Ledger()
     with tempfile.TemporaryDirectory() as folder:
-        transport = InProcess(worker, Store(Path(folder), in_ram=True))
+        transport = InProcess(worker, ClientStore(Path(folder), in_ram=True))
         server = net.server(names)
         for repeat in range(repeats + 1):
             work = ready(worker, repeat + 1)

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import Result, make_worker, settings, show
-from fedvit.ledger import Ledger
-from fedvit.rounds import train_round
-from fedvit.store import Store
-from fedvit.transport.inprocess import InProcess
-from fedvit.tree import Tree
+from fedvit.core.tree import Tree
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.ledger import Ledger
+from fedvit.engine.loop import train_round
 
 
 def seconds(label: str, megabytes: int, clients: int, images: int, rounds: int) -> tuple[float, dict[str, Tree]]:
@@ -26,7 +26,7 @@ def seconds(label: str, megabytes: int, clients: int, images: int, rounds: int) 
     worker = make_worker(experiment, images)
     names = list(worker.split.clients)
     with tempfile.TemporaryDirectory() as folder:
-        transport = InProcess(worker, Store(Path(folder), in_ram=True))
+        transport = InProcess(worker, ClientStore(Path(folder), in_ram=True))
         server = worker.net.server(names)
         begin = time.perf_counter()
         for round_ in range(1, rounds + 1):

@@ -20,9 +20,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedvit import config
-from fedvit.experiment import Run, run_rounds
-from fedvit.flower_app import Trial, for_sites, submit, superlink, supernode, write_app
+from fedvit.config.load import load_experiment
+from fedvit.network.flower.template import for_sites, write_app
+from fedvit.network.flower.trial import Trial, submit, superlink, supernode
+from fedvit.runs.execute import run_rounds
+from fedvit.runs.folder import Run
 
 HOSTS = {"server": "192.0.2.1", "north": "192.0.2.2", "south": "192.0.2.3"}  # addresses kept for documentation
 SLOW, PORT, CLASSES = "south", 8000, ("dark", "light")
@@ -85,7 +87,7 @@ def flags_of(row: str, rounds: int) -> dict[str, object]:
 
 def over_flower(row: str, images: Path, folder: Path, rounds: int) -> Run:
     """The row with every part on a host of its own."""
-    experiment = config.load(None, None, flags_of(row, rounds), groups=("north", "south"))
+    experiment = load_experiment(None, None, flags_of(row, rounds), groups=("north", "south"))
     experiment, federation = for_sites(experiment, ["north", "south"], CLASSES)
     trials = {name: Trial(folder / name, PORT, HOSTS["server"], inside(name)) for name in HOSTS}
     out = folder / "out"
@@ -109,7 +111,7 @@ def over_flower(row: str, images: Path, folder: Path, rounds: int) -> Run:
 
 def in_one_process(row: str, images: Path, folder: Path, rounds: int) -> Run:
     sets = {"data.cache": str(folder / "cache")}
-    for _ in run_rounds(config.load(None, sets, {**flags_of(row, rounds), "data": str(images)}), folder / "alone"):
+    for _ in run_rounds(load_experiment(None, sets, {**flags_of(row, rounds), "data": str(images)}), folder / "alone"):
         pass
     return Run(folder / "alone")
 

@@ -11,16 +11,16 @@ import torchvision.transforms as T
 from PIL import Image
 
 from benchmarks.common import CPU, Result, alternate, generated, show
-from fedvit.data import pipeline
-from fedvit.models.classifier import InputSettings
+from fedvit.core.batches import InputSettings, image_batches
+from fedvit.engine.worker import client_data, image_tensors
 
 INPUTS = InputSettings(224, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 def measure(size: int, bar: float, images: int, repeats: int) -> Result:
     dataset, split = generated(1, images, size=size)
-    pixels, labels = pipeline.tensors(dataset)
-    data = pipeline.client_data(pixels, labels, dataset.classes, split.clients["0"])
+    pixels, labels = image_tensors(dataset)
+    data = client_data(pixels, labels, dataset.classes, split.clients["0"])
     steps = T.Compose(
         [
             T.RandomCrop(size, padding=size // 8), T.Resize((224, 224)), T.RandomHorizontalFlip(), T.ToTensor(),
@@ -30,7 +30,7 @@ def measure(size: int, bar: float, images: int, repeats: int) -> Result:
 
     def ours(repeat: int) -> None:
         generator = torch.Generator().manual_seed(repeat)
-        for _ in pipeline.batches(data, data.train, 32, INPUTS, CPU, "crop", generator):
+        for _ in image_batches(data, data.train, 32, INPUTS, CPU, "crop", generator):
             pass
 
     def theirs(repeat: int) -> None:

@@ -16,17 +16,18 @@ import numpy as np
 import torch
 
 from benchmarks.common import CPU, Result, generated, settings, show
-from fedvit.checkpoint import save_checkpoint
-from fedvit.data import partition
-from fedvit.data.datasets import Dataset
-from fedvit.experiment import class_counts, open_folder, roster_of
-from fedvit.ledger import Ledger
-from fedvit.ram import peak_rss_mb, reset_peak_rss
-from fedvit.rounds import choose, train_round
-from fedvit.server import Server
-from fedvit.store import Store
-from fedvit.transport.inprocess import InProcess
-from fedvit.worker import Worker, make_net
+from fedvit.core.server import Server
+from fedvit.data.dataset import Dataset
+from fedvit.data.partition.split import partition_dataset
+from fedvit.engine.checkpoint import save_checkpoint
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.ledger import Ledger
+from fedvit.engine.loop import choose, train_round
+from fedvit.engine.net import make_net
+from fedvit.engine.system import peak_rss_mb, reset_peak_rss
+from fedvit.engine.worker import Worker
+from fedvit.runs.write import class_counts, open_folder, roster_of
 
 ALONE = 3  # rounds of the larger population, for its peak memory
 
@@ -39,7 +40,7 @@ class Population:
         in_memory, split = generated(clients, 12)
         dataset = mapped(in_memory, folder)
         net = make_net(self.experiment, dataset.classes, CPU)
-        self.transport = InProcess(Worker(self.experiment, net, dataset, split, CPU), Store(folder, in_ram=False))
+        self.transport = InProcess(Worker(self.experiment, net, dataset, split, CPU), ClientStore(folder, in_ram=False))
         self.plan, self.folder, self.names = net.plan, folder, list(split.clients)
         self.server: Server = net.server(self.names)
 
@@ -70,7 +71,7 @@ def start(clients: int) -> float:
     dataset, _ = generated(clients, 12, test=0)
     experiment = settings("fedperfix", {"partition.min_samples": 2}, clients=clients, cohort=8, partition="iid")
     begin = time.perf_counter()
-    split = partition.split(dataset, experiment.partition, experiment.data, batch=32, seed=0)
+    split = partition_dataset(dataset, experiment.partition, experiment.data, batch=32, seed=0)
     net = make_net(experiment, dataset.classes, CPU)
     worker = Worker(experiment, net, dataset, split, CPU)
     server = net.server(list(split.clients))

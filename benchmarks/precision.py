@@ -8,7 +8,7 @@ import argparse
 import time
 
 from benchmarks.common import Result, alternate, make_worker, settings, show
-from fedvit.training import descend
+from fedvit.core.training import descend
 
 
 def results(images: int = 256, repeats: int = 3) -> list[Result]:

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import CPU, Result, generated, settings, show
-from fedvit.ledger import Ledger
-from fedvit.rounds import train_round
-from fedvit.store import Store
-from fedvit.transport.inprocess import InProcess
-from fedvit.transport.workers import Workers
-from fedvit.worker import Worker, make_net
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.ledger import Ledger
+from fedvit.engine.loop import train_round
+from fedvit.engine.net import make_net
+from fedvit.engine.pool import WorkerPool
+from fedvit.engine.worker import Worker
 
 
 def results(clients: int = 8, images: int = 128, repeats: int = 3) -> list[Result]:
@@ -27,9 +28,9 @@ def results(clients: int = 8, images: int = 128, repeats: int = 3) -> list[Resul
     worker = Worker(experiment, make_net(experiment, dataset.classes, CPU), dataset, split, CPU)
     names, ratios = list(split.clients), []
     with tempfile.TemporaryDirectory() as folder:
-        alone = InProcess(worker, Store(Path(folder) / "one", in_ram=True))
+        alone = InProcess(worker, ClientStore(Path(folder) / "one", in_ram=True))
         begin = time.perf_counter()
-        with Workers(InProcess(worker, Store(Path(folder) / "two", in_ram=True)), dataset, 2) as pair:
+        with WorkerPool(InProcess(worker, ClientStore(Path(folder) / "two", in_ram=True)), dataset, 2) as pair:
             one = two = worker.net.server(names)
             for repeat in range(repeats + 1):
                 start = time.perf_counter()

@@ -12,9 +12,9 @@ import argparse
 import json
 from pathlib import Path
 
-from fedvit import config
-from fedvit.experiment import Run
-from fedvit.running import start_or_resume
+from fedvit.config.load import load_experiment, parse_sets
+from fedvit.runs.folder import Run
+from fedvit.runs.resume import start_or_resume
 
 
 def main() -> None:
@@ -32,14 +32,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/rates"))
     parser.add_argument("--save", type=Path, help="JSON file to add the figures to")
     a = parser.parse_args()
-    sets = {"data.val": 0.2, **config.parse_sets(a.set)}
+    sets = {"data.val": 0.2, **parse_sets(a.set)}
     found = {}
     for rate in map(float, a.rates.split(",")):
         flags = {
             "method": a.method, "tune": a.tune, "rounds": a.rounds, "seed": a.seed,
             "threads": a.threads, "eval_every": 0, "lr": rate if a.vary == "lr" else a.lr,
         }  # fmt: skip
-        experiment = config.load(a.experiment, sets if a.vary == "lr" else {**sets, a.vary: rate}, flags)
+        experiment = load_experiment(a.experiment, sets if a.vary == "lr" else {**sets, a.vary: rate}, flags)
         folder = a.out / a.experiment.stem / f"{experiment.label}-{a.vary}{rate:g}-seed{a.seed}"
         for _ in start_or_resume(experiment, folder, resume=True):
             pass

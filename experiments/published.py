@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tomli_w
 
-from fedvit.studies.published import (
+from fedvit.studies.published.tables import (
     ADAM,
     FEDPERFIX_OWN,
     NAMES,

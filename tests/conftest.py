@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedvit import config
-from fedvit.experiment import load_data, run_rounds
-from fedvit.payload import Failure, Payload
-from fedvit.settings import Experiment
-from fedvit.store import Store
-from fedvit.transport.inprocess import InProcess
-from fedvit.worker import Worker, make_net
+from fedvit.config.load import load_experiment
+from fedvit.core.payload import Failure, Payload
+from fedvit.core.settings import Experiment
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.net import make_net
+from fedvit.engine.worker import Worker, load_data
+from fedvit.runs.execute import run_rounds
 
 os.environ["FEDVIT_WORKERS"] = "1"  # tests run side by side already
 
@@ -24,7 +25,7 @@ TINY = {"patch_size": 4, "rounds": 2, "epochs": 1, "cohort": 2, "clients": 12, "
 def tiny(label: str = "fedavg", sets: Mapping[str, Any] | None = None, **flags: Any) -> Experiment:
     """A resolved experiment that trains in well under a second."""
     method, _, tune = label.partition("+")
-    return config.load(None, sets, {**TINY, "method": method, "tune": tune or None, **flags})
+    return load_experiment(None, sets, {**TINY, "method": method, "tune": tune or None, **flags})
 
 
 def finish(experiment: Experiment, folder: Path, **options: Any) -> Path:
@@ -63,7 +64,7 @@ class Bench:
         dataset, self.split = load_data(experiment)
         self.net = make_net(experiment, dataset.classes, torch.device("cpu"))
         self.worker = Worker(experiment, self.net, dataset, self.split, torch.device("cpu"))
-        self.store = Store(folder / "checkpoint", in_ram=True)
+        self.store = ClientStore(folder / "checkpoint", in_ram=True)
         self.transport = InProcess(self.worker, self.store)
         self.server = self.net.server(self.split.seen)
         self.test_samples = {name: len(part.test) for name, part in self.split.clients.items()}

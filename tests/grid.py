@@ -7,12 +7,13 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedvit.flower_app import for_trial, write_app
-from fedvit.rounds import Round
-from fedvit.serving import run_name, serve
-from fedvit.settings import Experiment
-from fedvit.transport.flower import Sites, client_app, read_app
-from fedvit.worker import make_net
+from fedvit.core.settings import Experiment
+from fedvit.engine.loop import Round
+from fedvit.engine.net import make_net
+from fedvit.network.flower.apps import client_app, read_app
+from fedvit.network.flower.sites import FlowerSites
+from fedvit.network.flower.template import for_trial, write_app
+from fedvit.network.server import run_name, serve_sites
 
 Told = dict[str, str]  # a node's --node-config
 
@@ -69,8 +70,8 @@ class Federated:
         experiment, federation = read_app(self.folder / "app" / "fedvit_app")
         net = make_net(experiment, len(federation.classes), torch.device("cpu"))
         run = run_name(self.out, resume=resume)
-        sites = Sites(self.wires, experiment, federation, net, run, 0.2, min_sites)  # type: ignore[arg-type]
-        return serve(sites, experiment, net, federation, self.out, run, 1.0, resume=resume)
+        sites = FlowerSites(self.wires, experiment, federation, net, run, 0.2, min_sites)  # type: ignore[arg-type]
+        return serve_sites(sites, experiment, net, federation, self.out, run, 1.0, resume=resume)
 
     def finish(self, *, resume: bool = False, min_sites: int = 1) -> None:
         for _ in self.rounds(resume=resume, min_sites=min_sites):

@@ -10,21 +10,21 @@ import json
 import sys
 from pathlib import Path
 
-from fedvit.processes import ending_at_once, prepare
+from fedvit.engine.processes import end_at_once, prepare
 
 
 def main(folder: str, out: str) -> None:
     prepare(2)  # first of all, as the command does
     import bare
 
-    from fedvit import running
     from fedvit.report.page import write_report
+    from fedvit.runs.resume import settle, start_or_resume
 
     said = json.loads((Path(folder) / "work.json").read_text())
     run = Path(out) / "run"
-    experiment, place = running.settle(None, said["sets"], said["flags"], run, resume=False)
+    experiment, place = settle(None, said["sets"], said["flags"], run, resume=False)
     marks, end = [], {}
-    for done in running.start_or_resume(experiment, place, resume=False, workers=said["processes"]):
+    for done in start_or_resume(experiment, place, resume=False, workers=said["processes"]):
         marks.append(bare.now())
         end = done.server.shared
     write_report([place], place / "report.html")
@@ -32,5 +32,5 @@ def main(folder: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    with ending_at_once():  # as the command
+    with end_at_once():  # as the command
         main(*sys.argv[1:])

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fedvit import config, randomness
-from fedvit.experiment import load_data
-from fedvit.models.classifier import MICRO, sizes_of
-from fedvit.rounds import choose
-from fedvit.settings import Experiment
-from fedvit.worker import make_net
+from fedvit.config.load import load_experiment
+from fedvit.core import randomness
+from fedvit.core.settings import Experiment
+from fedvit.engine.loop import choose
+from fedvit.engine.net import make_net
+from fedvit.engine.worker import load_data
+from fedvit.models.build import MICRO, sizes_of
 
 TINY = {"model": "vit_tiny_patch16_224", "image_size": 32, "patch_size": 4, "batch": 32}
 ONE_A_CLIENT = {"partition": "iid", "eval_every": 0}
@@ -90,7 +91,7 @@ def write(
     if recipe.images is not None:
         np.savez(folder / "images.npz", **generated(flags["clients"], SMALL_IMAGES if small else recipe.images))
         flags["data"] = str(folder / "images.npz")
-    experiment = config.load(None, recipe.sets, flags)
+    experiment = load_experiment(None, recipe.sets, flags)
     dataset, split = load_data(experiment)
     net = make_net(experiment, dataset.classes, torch.device("cpu"))
     clients = list(split.clients)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedvit.data.datasets import Dataset
-    from fedvit.experiment import Run
-    from fedvit.plan import Plan
-    from fedvit.predicting import Prediction
+    from fedvit.core.plan import Plan
+    from fedvit.data.dataset import Dataset
+    from fedvit.runs.folder import Run
+    from fedvit.runs.predict import Prediction
 
 __version__ = "0.1.0"
 
@@ -43,15 +43,16 @@ def run(
     (images, labels) arrays or a torch Dataset of (image, label); or one such pair or Dataset, to be divided.
     With `workers` above 1 the call must stand under `if __name__ == "__main__":`, since processes are started.
     """
-    from fedvit import config, running
-    from fedvit.errors import UserError, nearest
-    from fedvit.experiment import Run
+    from fedvit.config.load import FLAGS
+    from fedvit.core.errors import UserError, nearest
     from fedvit.report.page import write_report
+    from fedvit.runs.folder import Run
+    from fedvit.runs.resume import settle, start_or_resume
 
-    known = {name for name in config.FLAGS if name not in ("method", "model", "data")}
+    known = {name for name in FLAGS if name not in ("method", "model", "data")}
     unknown = [flag for flag in flags if flag not in known]
     if unknown:
-        raise TypeError(f"fedvit.run has no argument {unknown[0]!r}; {nearest(unknown[0], config.FLAGS)}")
+        raise TypeError(f"fedvit.run has no argument {unknown[0]!r}; {nearest(unknown[0], FLAGS)}")
     own = own_parts(method, model)
     if workers > 1 and (own.plan is not None or own.module is not None):
         raise UserError(
@@ -70,8 +71,8 @@ def run(
         sets["model.groups"] = {name: list(paths) for name, paths in groups.items()}
     sites = dataset.group_names if dataset else None
     place = Path(out) if out is not None else None
-    resolved, folder = running.settle(file, sets, flags, place, resume=resume, groups=sites, own=own)
-    for _ in running.start_or_resume(resolved, folder, resume=resume, dataset=dataset, workers=workers):
+    resolved, folder = settle(file, sets, flags, place, resume=resume, groups=sites, own=own)
+    for _ in start_or_resume(resolved, folder, resume=resume, dataset=dataset, workers=workers):
         pass
     write_report([folder], folder / "report.html")
     return Run(folder, own, dataset)
@@ -81,20 +82,20 @@ def own_parts(method: Any, model: Any) -> Any:
     """The plan and the module among the arguments, if they are not names."""
     from torch import nn
 
-    from fedvit.errors import UserError
-    from fedvit.plan import Plan
-    from fedvit.settings import Own
+    from fedvit.core.errors import UserError
+    from fedvit.core.plan import Plan
+    from fedvit.core.settings import FromPython
 
     for what, value, kind in (("method", method, Plan), ("model", model, nn.Module)):
         if value is not None and not isinstance(value, (str, kind)):
             raise UserError(f"{what} should be a name or a {kind.__name__}, found {type(value).__name__}")
     plan = method if isinstance(method, Plan) else None
-    return Own(plan, model if isinstance(model, nn.Module) else None)
+    return FromPython(plan, model if isinstance(model, nn.Module) else None)
 
 
 def own_data(data: Any, class_names: Sequence[str] | None) -> "Dataset | None":
     """Data that was given from Python, or None where it was named."""
-    from fedvit.data.datasets import from_arrays, from_clients
+    from fedvit.data.arrays import from_arrays, from_clients
 
     if data is None or isinstance(data, str | Path):
         return None
@@ -110,8 +111,8 @@ def load_run(
     class_names: Sequence[str] | None = None,
 ) -> "Run":
     """A run from its folder. What of it came from Python is given again, if its models are wanted."""
-    from fedvit.errors import UserError
-    from fedvit.experiment import Run
+    from fedvit.core.errors import UserError
+    from fedvit.runs.folder import Run
 
     place = Path(folder)
     if not (place / "run.toml").is_file():
@@ -126,13 +127,13 @@ def load_run(
 
 def load_model(path: str | Path, module: "nn.Module | None" = None) -> "nn.Module":
     """A model that `fedvit export` wrote; `module` is needed where the run's model was a module of your own."""
-    from fedvit.exporting import load_model as load
+    from fedvit.runs.export import load_model as load
 
     return load(path, module)
 
 
 def predict(model: "nn.Module", images: Sequence[str | Path], top: int = 1) -> "Iterator[Prediction]":
     """Class names and probabilities of image files and folders, by a model of `load_model` or `run.model`."""
-    from fedvit.predicting import predict as predictions
+    from fedvit.runs.predict import predict as predictions
 
     return predictions(model, images, top=top)

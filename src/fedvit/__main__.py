@@ -1,5 +1,5 @@
 """`python -m fedvit` is the command line."""
 
-from fedvit.cli import main
+from fedvit.cli.main import main
 
 main()

@@ -5,17 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvit import tree
-from fedvit.client import Memory
-from fedvit.cost import cost
-from fedvit.errors import UserError
-from fedvit.experiment import Run, run_rounds
-from fedvit.ledger import Ledger
+from fedvit.core import tree
+from fedvit.core.client import Memory
+from fedvit.core.errors import UserError
+from fedvit.engine.cost import cost
+from fedvit.engine.ledger import Ledger
+from fedvit.engine.loop import evaluate, federate
+from fedvit.engine.net import make_net
 from fedvit.methods import METHODS
-from fedvit.models.classifier import state
-from fedvit.rounds import evaluate, federate
-from fedvit.tunes import TUNES
-from fedvit.worker import make_net
+from fedvit.methods.tunes import TUNES
+from fedvit.models.groups import state
+from fedvit.runs.execute import run_rounds
+from fedvit.runs.folder import Run
 from tests.conftest import Bench, Recorder, finish, same_trees, tiny
 
 PRIVATE = ("personal", "own")  # keys of a memory whose values must never leave
@@ -23,7 +24,7 @@ MORE_UP = {"scaffold", "fed_lamb", "pfededit", "fedfa"}  # send more than the sh
 IMPOSSIBLE = {"fedbabu+head"}  # the method freezes the head, the tune everything else
 PARTLY_SHARED = {
     "cd2_pfed"
-}  # its own model holds shared channels too; tests/test_methods_rest.py minds the private ones
+}  # its own model holds shared channels too; tests/unit/methods/test_methods_rest.py minds the private ones
 VARYING = {"cd2_pfed", "fedfed"}  # payloads that change over the rounds: `cost` is the first round's
 GROWING = {"fedfed"}  # memory that grows with everybody's images, whose number `cost` is not told
 LATER = {"fedala"}  # remembers more from a client's second training on

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvit import frozen, worker
-from fedvit.experiment import run_rounds
-from fedvit.frozen import Start, activations, first_learned, is_random_before
+from fedvit.core.settings import ModelSettings
+from fedvit.engine import activation_cache, worker
+from fedvit.engine.activation_cache import Start, activations, first_learned, is_random_before
 from fedvit.methods import METHODS
-from fedvit.models.classifier import build
-from fedvit.settings import ModelSettings
-from fedvit.tunes import make_tune, trainable_names
+from fedvit.methods.tunes import make_tune, trainable_names
+from fedvit.models.build import build
+from fedvit.runs.execute import run_rounds
 from tests.conftest import Bench, finish, tiny
 from tests.contract.test_every_plan import FEDERATED, IMPOSSIBLE, SETTINGS, weights
 
@@ -54,8 +54,8 @@ def test_starting_late_equals_the_whole_pass(label: str, tmp_path: Path, monkeyp
 
 def test_frozen_layers_run_once_for_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
-    real = frozen.activations
-    monkeypatch.setattr(frozen, "activations", lambda m, s, x: computed.append(len(x)) or real(m, s, x))
+    real = activation_cache.activations
+    monkeypatch.setattr(activation_cache, "activations", lambda m, s, x: computed.append(len(x)) or real(m, s, x))
     experiment = tiny("fedper+head", clients=3, cohort=3, rounds=3, epochs=3)
     finish(experiment, tmp_path / "r")
     bench = Bench(experiment, tmp_path / "b")
@@ -68,7 +68,9 @@ def test_a_cache_without_room_for_all_gives_the_same(tmp_path: Path) -> None:
     full = bench.worker.activations
     assert full is not None
     size = full.kept[:1].numel() * 4
-    small = frozen.Activations(full.module, full.start, full.images, full.inputs, full.settings, limit=10 * size + 1)
+    small = activation_cache.Activations(
+        full.module, full.start, full.images, full.inputs, full.settings, limit=10 * size + 1
+    )
     for chosen in (torch.arange(7), torch.arange(3, 20), torch.tensor([5, 100, 2, 18]), torch.tensor([19])):
         assert torch.equal(small(chosen), full(chosen))
     assert small.used == small.room == 10
@@ -127,7 +129,7 @@ def test_where_the_pass_may_begin(name: str, tune: str, start: Start | None) -> 
     assert not is_random_before(model, start)
     with torch.no_grad():
         expected = model(x)
-        frozen.accept_activations_(model, start)
+        activation_cache.accept_activations_(model, start)
         assert torch.equal(model(x), expected)
         assert torch.equal(model(activations(model, start, x)), expected)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedvit.experiment import Run
+from fedvit.runs.folder import Run
 from tests.contract.test_every_plan import weights
 
 FLAGS = [
@@ -28,13 +28,17 @@ FLAGS = [
 
 # Each replaces one function by one that kills its own process at a chosen call.
 MOMENTS = {
-    "training": ("fedvit.plan", "descend", 8),
-    "between clients' files": ("fedvit.store", "memory_to_bytes", 8),
-    "before the manifest": ("fedvit.checkpoint", "write", 6),  # its calls: server, manifest, server, manifest ...
-    "after the manifest": ("fedvit.checkpoint", "collect_garbage", 3),
-    "with half a server file on disk": ("fedvit.checkpoint", "write", 5),
-    "between rounds": ("fedvit.results", "append_line", 6),
-    "after the last round": ("fedvit.experiment", "write_summary", 1),
+    "training": ("fedvit.core.plan", "descend", 8),
+    "between clients' files": ("fedvit.engine.client_store", "memory_to_bytes", 8),
+    "before the manifest": (
+        "fedvit.engine.checkpoint",
+        "write_bytes",
+        6,
+    ),  # its calls: server, manifest, server, manifest ...
+    "after the manifest": ("fedvit.engine.checkpoint", "collect_garbage", 3),
+    "with half a server file on disk": ("fedvit.engine.checkpoint", "write_bytes", 5),
+    "between rounds": ("fedvit.runs.execute", "append_line", 6),
+    "after the last round": ("fedvit.runs.execute", "write_summary", 1),
 }
 DRIVER = """
 import importlib, os, signal, sys
@@ -46,13 +50,13 @@ if module != "none":
         global count
         count += 1
         if count == calls:
-            if name == "write":  # leave half of the file behind
+            if name == "write_bytes":  # leave half of the file behind
                 folder, file, blob = args
                 (folder / (file + ".partial")).write_bytes(blob[: len(blob) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(*args, **kwargs)
     setattr(owner, name, deadly)
-from fedvit.cli import app
+from fedvit.cli.main import app
 app(sys.argv[4:])
 """
 
@@ -94,7 +98,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     victim: str, uninterrupted: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    assert fedvit(folder, moment=("fedvit.experiment", "save_checkpoint", 4)).returncode == -signal.SIGKILL
+    assert fedvit(folder, moment=("fedvit.runs.execute", "save_checkpoint", 4)).returncode == -signal.SIGKILL
     path = folder / "checkpoint" / victim
     if victim == "clients":
         manifest = json.loads((folder / "checkpoint" / "manifest-000003.json").read_text())
@@ -138,7 +142,7 @@ def test_the_checkpoint_keeps_two_generations_and_no_litter(uninterrupted: Path)
 
 def test_a_killed_run_may_be_extended_too(uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    killed = fedvit(folder, "--rounds", "3", moment=("fedvit.experiment", "save_checkpoint", 3))
+    killed = fedvit(folder, "--rounds", "3", moment=("fedvit.runs.execute", "save_checkpoint", 3))
     assert killed.returncode == -signal.SIGKILL
     assert fedvit(folder, "--resume", "--rounds", "4").returncode == 0
     same_results(folder, uninterrupted)

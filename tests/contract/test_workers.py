@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedvit import processes, ram
-from fedvit.errors import UserError
-from fedvit.experiment import load_data
-from fedvit.payload import Payload
-from fedvit.ram import cores
-from fedvit.transport import workers
-from fedvit.transport.workers import SMALL, Job, Room, Workers, number_of_workers, training_nbytes
-from fedvit.worker import make_net
+from fedvit.core.errors import UserError
+from fedvit.core.payload import Payload
+from fedvit.engine import pool_size, processes, system
+from fedvit.engine.net import make_net
+from fedvit.engine.pool import Job, WorkerPool
+from fedvit.engine.pool_size import number_of_workers, training_nbytes
+from fedvit.engine.shared_memory import SMALL, SharedBuffer
+from fedvit.engine.system import cores
+from fedvit.engine.worker import load_data
 from tests.conftest import Bench, finish, tiny
 from tests.contract.test_every_plan import weights
 
@@ -38,7 +39,7 @@ def test_two_workers_give_the_bytes_of_one(label: str, tmp_path: Path) -> None:
 
 
 def test_bytes_survive_shared_memory() -> None:
-    ours, theirs = Room(), Room()
+    ours, theirs = SharedBuffer(), SharedBuffer()
     for size, new in ((1000, False), (SMALL, True), (SMALL, False), (2 * SMALL, True), (SMALL + 1, False)):
         blob = os.urandom(size)
         parcel = ours.put(blob)
@@ -65,7 +66,7 @@ def test_the_longest_work_begins_first(tmp_path: Path, monkeypatch: pytest.Monke
     bench = Bench(tiny("fedavg", cohort=4), tmp_path)
     dataset, split = load_data(bench.experiment)
     down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in split.seen}
-    with Workers(bench.transport, dataset, 1) as pool:
+    with WorkerPool(bench.transport, dataset, 1) as pool:
         answers = [name for name, _ in pool.exchange("train", down)]
     images = [len(split.clients[job.client].train) for job in sent]
     assert images == sorted(images, reverse=True)
@@ -80,7 +81,7 @@ def test_a_process_gets_equal_messages_once(tmp_path: Path, monkeypatch: pytest.
     tree = bench.net.shared
     same = {name: Payload({"shared": tree}, {"round": 1}) for name in ("0", "1", "2")}
     other = Payload({"shared": {name: tensor + 1 for name, tensor in tree.items()}}, {"round": 1})
-    with Workers(bench.transport, dataset, 1) as pool:
+    with WorkerPool(bench.transport, dataset, 1) as pool:
         found = dict(pool.exchange("evaluate", {**same, "3": other}))
     others = [job.client == "3" for job in sent]
     assert [job.down is None for job in sent] == [False, *(a == b for a, b in pairwise(others))]
@@ -91,9 +92,9 @@ def test_a_workers_mistake_is_the_users_and_its_death_is_told(tmp_path: Path) ->
     bench = Bench(tiny("fedavg", {"optimizer": "sgd"}, lr=1e30), tmp_path)
     dataset, _ = load_data(bench.experiment)
     down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in ("0", "1")}
-    with Workers(bench.transport, dataset, 2) as pool, pytest.raises(UserError, match="smaller --lr"):
+    with WorkerPool(bench.transport, dataset, 2) as pool, pytest.raises(UserError, match="smaller --lr"):
         list(pool.exchange("train", down))
-    with Workers(bench.transport, dataset, 1) as pool:
+    with WorkerPool(bench.transport, dataset, 1) as pool:
         pool.processes[0].kill()
         pool.processes[0].join()
         with pytest.raises(RuntimeError, match="died"):
@@ -108,9 +109,9 @@ def test_as_many_processes_as_cores_clients_and_memory_allow(monkeypatch: pytest
         return number_of_workers(wanted, experiment, make_net(experiment, 10, torch.device("cpu")), dataset, split)
 
     def here(cores: int = 4, ram: int = 10**12, shared: int | None = 10**12) -> None:
-        monkeypatch.setattr(workers, "cores", lambda: cores)
-        monkeypatch.setattr(workers, "free_ram", lambda: ram)
-        monkeypatch.setattr(workers, "free_shared_memory", lambda: shared)
+        monkeypatch.setattr(pool_size, "cores", lambda: cores)
+        monkeypatch.setattr(pool_size, "free_ram", lambda: ram)
+        monkeypatch.setattr(pool_size, "free_shared_memory", lambda: shared)
 
     here()
     assert [found(cohort=n) for n in (1, 3, 12)] == [1, 3, 4]
@@ -142,9 +143,9 @@ def test_gpus_have_a_process_each_as_far_as_clients_and_memory_allow(monkeypatch
         return number_of_workers(wanted, other, net, dataset, split)
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(workers, "free_shared_memory", lambda: 10**12)
+    monkeypatch.setattr(pool_size, "free_shared_memory", lambda: 10**12)
     assert [found("cuda"), found("cuda:0"), found("cuda:0,1"), found("cuda", 5)] == [3, 1, 2, 5]
-    monkeypatch.setattr(workers, "free_shared_memory", lambda: 10**6)
+    monkeypatch.setattr(pool_size, "free_shared_memory", lambda: 10**6)
     assert found("cuda") == 1
     with pytest.raises(UserError, match="--shm-size"):
         found("cuda:0,1")
@@ -156,16 +157,16 @@ def test_what_is_frozen_needs_no_memory_for_a_backward_pass() -> None:
 
 
 def test_a_containers_limits_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ram, "CONTAINER", tmp_path)
-    assert ram.cores() == len(os.sched_getaffinity(0))
+    monkeypatch.setattr(system, "CONTAINER", tmp_path)
+    assert system.cores() == len(os.sched_getaffinity(0))
     limits = {"cpu.max": "100000 100000", "memory.max": "5000", "memory.current": "3000", "memory.stat": "anon 1\ninactive_file 500"}  # fmt: skip  # noqa: E501
     for name, text in limits.items():
         (tmp_path / name).write_text(f"{text}\n")
-    assert (ram.cores(), ram.free_ram()) == (1, 2500)
+    assert (system.cores(), system.free_ram()) == (1, 2500)
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert ram.cores() == len(os.sched_getaffinity(0))
-    assert ram.free_ram() > 10**6
+    assert system.cores() == len(os.sched_getaffinity(0))
+    assert system.free_ram() > 10**6
 
 
 def test_where_no_socket_can_be_made_each_worker_is_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:

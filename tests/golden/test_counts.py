@@ -5,7 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from fedvit.cli import app
+from fedvit.cli.main import app
 
 SMALL = ["--model", "vit_small_patch16_224", "--classes", "1000"]
 BASE = ["--model", "vit_base_patch16_224", "--classes", "100", "--method", "fedavg"]

@@ -5,16 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedvit import tree
-from fedvit.checkpoint import load_checkpoint
-from fedvit.experiment import Run, load_data
-from fedvit.models.classifier import ModelSettings, build
-from fedvit.models.last_block import skip_unread_tokens_
-from fedvit.models.plugins import Adapter, Lora, Prefix, Prompt
-from fedvit.payload import Payload
-from fedvit.plan import client_round
-from fedvit.store import Store
-from fedvit.training import descend
+from fedvit.core import tree
+from fedvit.core.payload import Payload
+from fedvit.core.plan import client_round
+from fedvit.core.training import descend
+from fedvit.engine.checkpoint import load_checkpoint
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.worker import load_data
+from fedvit.models.build import ModelSettings, build
+from fedvit.models.plugins.specs import Adapter, Lora, Prefix, Prompt
+from fedvit.models.token_skipping import skip_unread_tokens_
+from fedvit.runs.folder import Run
 from tests.conftest import Bench, finish, same_trees, tiny
 
 IMAGES = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -101,7 +102,7 @@ def test_local_training_is_a_bare_pytorch_loop(tmp_path: Path) -> None:
 
 def test_one_round_of_fedavg_is_the_weighted_mean_of_its_clients(tmp_path: Path) -> None:
     bench = Bench(tiny(rounds=1), tmp_path)
-    from fedvit.rounds import federate
+    from fedvit.engine.loop import federate
 
     done = next(federate(bench.net.plan, bench.server, bench.transport, bench.experiment, None, bench.test_samples))
     down = Payload({"shared": bench.server.shared})
@@ -155,7 +156,7 @@ def test_centralized_is_one_client_with_all_images(tmp_path: Path) -> None:
     bench = Bench(experiment, tmp_path / "bench")
     assert len(bench.worker.part("/pooled").train) == sum(len(part.train) for part in split.clients.values())
     end = descend(bench.worker.client("/pooled", 1, {}), bench.net.initial)
-    saved = load_checkpoint(folder / "checkpoint", Store(folder / "checkpoint", in_ram=True), clean=False)
+    saved = load_checkpoint(folder / "checkpoint", ClientStore(folder / "checkpoint", in_ram=True), clean=False)
     assert saved is not None
     assert same_trees(saved.shared, end)
 
@@ -194,7 +195,7 @@ def test_testing_inside_the_round_leaves_centralized_alone(tmp_path: Path) -> No
 
 def test_memory_on_disk_gives_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = finish(tiny("fedper", rounds=3), tmp_path / "a")
-    monkeypatch.setattr("fedvit.experiment.free_ram", lambda: 0)
+    monkeypatch.setattr("fedvit.runs.execute.free_ram", lambda: 0)
     b = finish(tiny("fedper", rounds=3), tmp_path / "b")
     assert "kept on disk" in (b / "log.txt").read_text()
     assert (a / "clients.csv").read_bytes() == (b / "clients.csv").read_bytes()

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedvit import tree
-from fedvit.editing import layers_of
+from fedvit.core import tree
+from fedvit.core.payload import Payload
+from fedvit.core.plan import client_round
+from fedvit.core.server import Server
+from fedvit.core.tree import Tree
+from fedvit.engine.loop import federate
+from fedvit.methods.layer_editing import layers_of
 from fedvit.methods.pfededit import edit
-from fedvit.payload import Payload
-from fedvit.plan import client_round
-from fedvit.rounds import federate
-from fedvit.server import Server
-from fedvit.tree import Tree
 from tests.conftest import Bench, same_trees, tiny
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fedvit.experiment import Run
-from fedvit.flower_app import Trial, for_trial, free_port, last_lines, submit, superlink, supernode, write_app
-from fedvit.settings import Experiment
-from fedvit.site import Federation
+from fedvit.core.settings import Experiment
+from fedvit.network.flower.template import for_trial, write_app
+from fedvit.network.flower.trial import Trial, free_port, last_lines, submit, superlink, supernode
+from fedvit.network.site import Federation
+from fedvit.runs.folder import Run
 
 PATIENCE = 300.0
 MAY_FALL_SILENT = pytest.mark.flaky(reruns=1, only_rerun="did not come in")  # a node of Flower's, once in many runs

@@ -15,8 +15,8 @@ from typing import Any
 
 import tomli_w
 
-from fedvit import config
-from fedvit.settings import Experiment
+from fedvit.config.resolve import to_tables
+from fedvit.core.settings import Experiment
 from tests.conftest import tiny
 
 NAMES = ("0", "1", "2")
@@ -66,7 +66,7 @@ class Site:
         chosen = {"data.samples": 240, **(sets or {})}
         self.experiment: Experiment = tiny(label, chosen, **{"clients": 3, "cohort": 3, **flags})
         self.file = folder / "experiment.toml"
-        self.file.write_text(tomli_w.dumps(config.to_tables(self.experiment)))
+        self.file.write_text(tomli_w.dumps(to_tables(self.experiment)))
         self.processes: list[Process] = []
         self.out = folder / "server"
 

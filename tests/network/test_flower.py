@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fedvit.experiment import Run
-from fedvit.flower_app import for_trial, write_app
-from fedvit.site_state import SiteState
-from fedvit.store import memory_to_bytes
+from fedvit.engine.client_store import memory_to_bytes
+from fedvit.network.flower.template import for_trial, write_app
+from fedvit.network.site_state import SiteState
+from fedvit.runs.folder import Run
 from tests.conftest import finish, tiny
 from tests.network.field import MAY_FALL_SILENT, Field, field, until
-from tests.test_sites import memories, server_files
+from tests.unit.network.test_sites import memories, server_files
 
 THREE = {"clients": 3, "samples": 120}
 LAST = {**THREE, "eval_every": 0}  # tested after the last round only
@@ -100,16 +100,17 @@ def test_a_node_that_answers_late_is_left_out_and_goes_on_from_what_counted(tmp_
 GARBAGE = """
 from pathlib import Path
 
-from fedvit.transport import flower
+from fedvit.network.flower import apps
+from fedvit.network.flower.records import from_records, to_records
 
-honest = flower.answer
+honest = apps.answer
 
 
 def answer(folder, told, records, task, sent):
     found = honest(folder, told, records, task, sent)
     if told["site"] != "1" or task != "train":
         return found
-    content, about = flower.from_records(found)
+    content, about = from_records(found)
     weights, number = content.trees["shared"], int(about["round"])
     name = next(iter(weights))
     if number == 1:
@@ -118,11 +119,11 @@ def answer(folder, told, records, task, sent):
         weights[name] = weights[name].flatten()[:1]
     elif number == 3:
         about["round"] = 2
-    return flower.to_records(content, about)
+    return to_records(content, about)
 
 
-flower.answer = answer
-app = flower.client_app(Path(__file__).parent)
+apps.answer = answer
+app = apps.client_app(Path(__file__).parent)
 """
 
 
@@ -185,7 +186,7 @@ def test_a_trial_on_this_machine_ends_as_a_run_in_one_process(tmp_path: Path) ->
 
 def test_ctrl_c_leaves_no_process_behind(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = [sys.executable, "-m", "fedvit.cli", "run", "--engine", "flower", "--clients", "2", "--cohort", "2"]
+    words = [sys.executable, "-m", "fedvit.cli.main", "run", "--engine", "flower", "--clients", "2", "--cohort", "2"]
     words += ["--samples", "80", "--rounds", "50", "--out", str(out)]
     heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731, a background shell ignores it
     process = subprocess.Popen(words, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=heard)

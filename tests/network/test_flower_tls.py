@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedvit.flower_app import PROFILE, node_name
+from fedvit.network.flower.template import PROFILE
+from fedvit.network.flower.trial import node_name
 from tests.conftest import tiny
 from tests.network.field import MAY_FALL_SILENT, Field, ending, until
 from tests.network.keys import Authority, certify, new_authority, node_key

@@ -10,24 +10,24 @@ import pytest
 import torch
 from benchmarks import channel
 
-from fedvit.checkpoint import load_checkpoint
-from fedvit.errors import UserError
-from fedvit.payload import Payload
-from fedvit.site_state import SiteState
-from fedvit.split import Message, pack
-from fedvit.split_client import SplitClient
-from fedvit.store import Store
-from fedvit.transport.channel import (
+from fedvit.core.errors import UserError
+from fedvit.core.payload import Payload
+from fedvit.engine.checkpoint import load_checkpoint
+from fedvit.engine.client_store import ClientStore
+from fedvit.network.grpc.channel import (
     Connection,
+    ConnectionRefusedByServerError,
     GarbageError,
-    Identity,
     LateError,
     Listener,
     LostError,
-    RefusedError,
     TakenError,
     why_no_connection,
 )
+from fedvit.network.grpc.client import SplitClient
+from fedvit.network.grpc.identity import Identity
+from fedvit.network.site_state import SiteState
+from fedvit.split.messages import Message, pack
 from tests.conftest import finish, same_trees
 from tests.network.processes import NAMES, Authority, Site, free_address, site, wait_for
 
@@ -41,9 +41,9 @@ def same_memory(a: Any, b: Any) -> bool:
 
 def assert_same_bits(here: Site, reference: Path) -> None:
     """Body, server memory, clients' memories, clients.csv and rounds.jsonl of a served run and one in one process."""
-    store = Store(reference / "checkpoint", in_ram=False)
+    store = ClientStore(reference / "checkpoint", in_ram=False)
     expected = load_checkpoint(reference / "checkpoint", store, clean=False)
-    found = load_checkpoint(here.out / "checkpoint", Store(here.out / "checkpoint", in_ram=False), clean=False)
+    found = load_checkpoint(here.out / "checkpoint", ClientStore(here.out / "checkpoint", in_ram=False), clean=False)
     assert expected is not None
     assert found is not None
     assert found.round == expected.round
@@ -274,7 +274,7 @@ def listening(tmp_path: Path) -> Iterator[tuple[str, Authority]]:
 
     def admit(hello: Any) -> None:
         if hello["name"] == "stranger":
-            raise RefusedError("no such client")
+            raise ConnectionRefusedByServerError("no such client")
 
     listener = Listener(address, Identity(cert, key, authority.ca), admit, {"run": "r"}, clients=2)
     yield address, authority

@@ -9,14 +9,15 @@ from benchmarks.others import bare, works
 from benchmarks.others.__main__ import distance
 from safetensors.torch import load_file
 
-from fedvit import config, worker
-from fedvit.experiment import run_rounds
+from fedvit.config.load import load_experiment
+from fedvit.engine import net
+from fedvit.runs.execute import run_rounds
 
 
 def fedvit_end(folder: Path, out: Path) -> dict[str, torch.Tensor]:
     said = json.loads((folder / "work.json").read_text())
     end = {}
-    for done in run_rounds(config.load(None, said["sets"], said["flags"]), out):
+    for done in run_rounds(load_experiment(None, said["sets"], said["flags"]), out):
         end = done.server.shared
     return end
 
@@ -25,7 +26,7 @@ def fedvit_end(folder: Path, out: Path) -> dict[str, torch.Tensor]:
 def test_a_bare_loop_over_a_written_work_ends_where_fedvit_ends(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "skip_unread_tokens_", lambda model: None)  # the bare loop computes all of them
+    monkeypatch.setattr(net, "skip_unread_tokens_", lambda model: None)  # the bare loop computes all of them
     folder = works.write(name, tmp_path / "work", small=True)
     end, start = fedvit_end(folder, tmp_path / "run"), load_file(folder / "start.safetensors")
     assert distance(bare.one_process(bare.Work(folder)), end, start) < 1e-5

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedvit import config, tree
-from fedvit.editing import Replay, edited_logits, layers_of, probe_batches
-from fedvit.settings import Own
-from fedvit.training import holding
+from fedvit.config.load import load_experiment
+from fedvit.core import tree
+from fedvit.core.settings import FromPython
+from fedvit.core.training import holding
+from fedvit.methods.layer_editing import Replay, edited_logits, layers_of, probe_batches
 from tests.conftest import TINY, Bench, tiny
 
 
@@ -61,9 +62,9 @@ def overridden(module: nn.Module) -> dict[str, object]:
 @pytest.mark.parametrize("case", MODELS)
 def test_sharing_activations_changes_no_bit(case: str, tmp_path: Path) -> None:
     flags, sets = MODELS[case]
-    own = Own(module=Tokens(MODULES[case]()) if case in MODULES else None)
+    own = FromPython(module=Tokens(MODULES[case]()) if case in MODULES else None)
     settings = {**TINY, "method": "pfededit", **flags}
-    bench = Bench(config.load(None, {"probe": 0.3, **sets}, settings, own=own), tmp_path)
+    bench = Bench(load_experiment(None, {"probe": 0.3, **sets}, settings, own=own), tmp_path)
     net, client = bench.net, bench.worker.client("0", 1, {})
     generator = torch.Generator().manual_seed(0)
     base, other = (

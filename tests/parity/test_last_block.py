@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedvit
-from fedvit.models.classifier import build
-from fedvit.models.last_block import all_tokens, forward, give_all_tokens_, skip_unread_tokens_
-from fedvit.models.plugins import Adapter, FeatureNoise, Lora, Plugin, Prefix, Prompt
-from fedvit.opening import client_model, open_run
-from fedvit.settings import ModelSettings
+from fedvit.core.settings import ModelSettings
+from fedvit.models.build import build
+from fedvit.models.plugins.specs import Adapter, FeatureNoise, Lora, Plugin, Prefix, Prompt
+from fedvit.models.token_skipping import all_tokens, forward, give_all_tokens_, skip_unread_tokens_
+from fedvit.runs.models import client_model, open_run
 from tests.conftest import Bench, same_trees, tiny
 
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 3, "num_heads": 3, "num_classes": 5}

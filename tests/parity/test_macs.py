@@ -2,8 +2,8 @@
 
 import torch
 
-from fedvit.models.classifier import ModelSettings, build, macs_per_example
-from fedvit.models.plugins import Prefix
+from fedvit.models.build import ModelSettings, build, macs_per_example
+from fedvit.models.plugins.specs import Prefix
 
 
 def by_hand(depth: int, tokens: int, dim: int, patch: int, classes: int) -> int:

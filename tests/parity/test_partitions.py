@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from fedvit.data.partition import draw_counts, split
-from fedvit.settings import DataSettings, PartitionSettings
-from tests.test_partition import official
+from fedvit.core.settings import DataSettings, PartitionSettings
+from fedvit.data.partition.rules import draw_counts
+from fedvit.data.partition.split import partition_dataset
+from tests.unit.data.test_partition import official
 
 datasets = pytest.importorskip("datasets", reason="flwr-datasets is not installed")
 partitioners = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed")
@@ -39,7 +40,7 @@ def test_dirichlet_draws_the_same_counts_from_the_same_generator(seed: int) -> N
 def test_pathological_gives_every_client_as_many_images_of_as_many_classes() -> None:
     dataset = official(train=120, test=20)
     settings = PartitionSettings(name="pathological", clients=10, classes=3)
-    whole = split(dataset, settings, DataSettings(), batch=4, seed=0)
+    whole = partition_dataset(dataset, settings, DataSettings(), batch=4, seed=0)
     ours = np.array([np.bincount(dataset.labels[part.train], minlength=10) for part in whole.clients.values()]).T
     partitioner = partitioners.PathologicalPartitioner(
         num_partitions=10,
@@ -57,7 +58,7 @@ def test_pathological_gives_every_client_as_many_images_of_as_many_classes() -> 
 
 def test_iid_gives_clients_of_the_same_sizes() -> None:
     dataset = official(train=101, test=20)
-    whole = split(dataset, PartitionSettings(name="iid", clients=7), DataSettings(), batch=4, seed=0)
+    whole = partition_dataset(dataset, PartitionSettings(name="iid", clients=7), DataSettings(), batch=4, seed=0)
     ours = sorted(len(part.train) for part in whole.clients.values())
     partitioner = partitioners.IidPartitioner(num_partitions=7)
     expected = theirs(partitioner, dataset.labels[~dataset.official_test], 7)  # type: ignore[operator]

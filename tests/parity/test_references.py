@@ -13,22 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedvit.client import Client, LocalSettings
-from fedvit.data.pipeline import ClientData
-from fedvit.editing import probe_batches
+from fedvit.core.batches import ClientData, InputSettings
+from fedvit.core.client import Client, LocalSettings
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, Report, client_round
+from fedvit.core.roles import assign
+from fedvit.core.server import Server
 from fedvit.methods import make_plan
 from fedvit.methods.apfl import stepped
 from fedvit.methods.fed_lamb import Lamb
 from fedvit.methods.fed_rod import balanced_softmax, teach_maker
 from fedvit.methods.fed_rod import made as made_head
+from fedvit.methods.layer_editing import probe_batches
 from fedvit.methods.moon import contrast, features
 from fedvit.methods.pfededit import Size, ranking
-from fedvit.models.classifier import InputSettings, state
-from fedvit.models.plugins import HeadMaker, Offset, Projection, SecondHead, attach
-from fedvit.payload import Payload
-from fedvit.plan import Plan, Report, client_round
-from fedvit.roles import assign
-from fedvit.server import Server
+from fedvit.models.groups import state
+from fedvit.models.plugins.attach import attach
+from fedvit.models.plugins.specs import HeadMaker, Offset, Projection, SecondHead
 
 LR, START = 0.5, np.array([0.3, -0.2])
 PIXELS, LABELS = np.array([10, 60, 90, 120, 200, 250]), np.array([0, 1, 0, 0, 1, 1])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvit.errors import UserError
+from fedvit.core.errors import UserError
 
 log = logging.getLogger(__name__)
 FORMAT = 2  # raise it when what is stored changes

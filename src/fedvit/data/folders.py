@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fedvit.core.errors import UserError
 from fedvit.data.cache import UnreadableError
-from fedvit.errors import UserError
 
 Layout = Literal["auto", "class", "domain", "site", "tiny_imagenet"]
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"))

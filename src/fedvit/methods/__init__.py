@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedvit.errors import UserError
+from fedvit.core.errors import UserError
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Experiment
 from fedvit.methods import (
     adapters,
     apfl,
@@ -47,8 +49,6 @@ from fedvit.methods import (
     splitfed_v2,
     vanilla_attention,
 )
-from fedvit.plan import Plan
-from fedvit.settings import Experiment
 
 METHODS: dict[str, Callable[..., Plan]] = {
     "fedavg": fedavg.plan,

@@ -4,11 +4,11 @@ Departs from the paper: the down-projection starts at random (the code starts bo
 ever learns); width 256, since the paper gives none.
 """
 
-from fedvit.models.classifier import group, head
-from fedvit.models.plugins import Adapter
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
-from fedvit.settings import Count
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.core.settings import Count
+from fedvit.models.groups import group, head
+from fedvit.models.plugins.specs import Adapter
 
 
 def plan(width: Count = 256, per_layer: bool = False) -> Plan:

@@ -16,12 +16,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedvit.client import Client
-from fedvit.payload import Payload
-from fedvit.plan import Plan
-from fedvit.settings import Number
-from fedvit.training import Learner, gradient, note_loss, training
-from fedvit.tree import Tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Number
+from fedvit.core.training import Learner, gradient, note_loss, training
+from fedvit.core.tree import Tree
 
 Mode = Literal["paper", "fork"]
 PULL = 0.02

@@ -23,15 +23,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedvit import tree
-from fedvit.client import Client, Predictor
-from fedvit.models.plugins import head_names
-from fedvit.payload import Payload
-from fedvit.plan import Plan, Report
-from fedvit.server import Server
-from fedvit.settings import Count, Fraction, NotNegative, Positive
-from fedvit.training import Loss, cross_entropy, descend
-from fedvit.tree import Tree
+from fedvit.core import tree
+from fedvit.core.client import Client, Predictor
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, Report
+from fedvit.core.server import Server
+from fedvit.core.settings import Count, Fraction, NotNegative, Positive
+from fedvit.core.training import Loss, cross_entropy, descend
+from fedvit.core.tree import Tree
+from fedvit.models.plugins.attach import head_names
 
 Ramp = partial[float]  # round to the private share in it
 

@@ -4,7 +4,7 @@ Departs from the paper: no single paper. A round is `epochs` passes over the poo
 it sees as many images as FedAvg; no weights cross, the data itself would have to.
 """
 
-from fedvit.plan import Plan
+from fedvit.core.plan import Plan
 
 
 def plan() -> Plan:

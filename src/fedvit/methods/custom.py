@@ -3,9 +3,9 @@
 Departs from the paper: nothing; `personal` is a list of groups joined by commas, such as attn,head.
 """
 
-from fedvit.models.classifier import groups
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.models.groups import groups
 
 
 def plan(personal: str = "head") -> Plan:

@@ -9,14 +9,14 @@ from functools import partial
 
 from torch.optim import Optimizer
 
-from fedvit.client import Client
-from fedvit.models.classifier import group
-from fedvit.models.plugins import Offset
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
-from fedvit.settings import Positive, Share
-from fedvit.training import Named, descend, make_optimizer
-from fedvit.tree import Tree
+from fedvit.core.client import Client
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.core.settings import Positive, Share
+from fedvit.core.training import Named, descend, make_optimizer
+from fedvit.core.tree import Tree
+from fedvit.models.groups import group
+from fedvit.models.plugins.specs import Offset
 
 
 def train_with_offset(client: Client, start: Tree, offset_lr: float | None) -> Tree:

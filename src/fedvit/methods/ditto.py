@@ -7,12 +7,12 @@ FedV's choice. It trains first, anchored at the received weights.
 from collections.abc import Mapping
 from functools import partial
 
-from fedvit.client import Client
-from fedvit.payload import Payload
-from fedvit.plan import Plan
-from fedvit.settings import Count, NotNegative
-from fedvit.training import descend, toward
-from fedvit.tree import Tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Count, NotNegative
+from fedvit.core.training import descend, toward
+from fedvit.core.tree import Tree
 
 
 def train_both(client: Client, start: Tree, lam: float, epochs: int | None) -> Tree:

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from fedvit import tree
-from fedvit.client import Client
+from fedvit.core import tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, Report, means, overwrite
+from fedvit.core.server import Server
+from fedvit.core.settings import Positive, Share
+from fedvit.core.training import Named, descend
+from fedvit.core.tree import Tree
 from fedvit.methods.fedavgm import zeros
-from fedvit.payload import Payload
-from fedvit.plan import Plan, Report, means, overwrite
-from fedvit.server import Server
-from fedvit.settings import Positive, Share
-from fedvit.training import Named, descend
-from fedvit.tree import Tree
 
 
 class Lamb(Optimizer):

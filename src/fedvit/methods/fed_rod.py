@@ -14,16 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedvit import tree
-from fedvit.client import Client, Predictor
-from fedvit.models.classifier import group
-from fedvit.models.plugins import HeadMaker, SecondHead, tapped
-from fedvit.payload import Payload
-from fedvit.plan import Plan, overwrite
-from fedvit.roles import PERSONAL, SHARED, everything
-from fedvit.settings import Positive
-from fedvit.training import descend
-from fedvit.tree import Tree
+from fedvit.core import tree
+from fedvit.core.client import Client, Predictor
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, overwrite
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.core.settings import Positive
+from fedvit.core.training import descend
+from fedvit.core.tree import Tree
+from fedvit.models.groups import group
+from fedvit.models.plugins.attach import tapped
+from fedvit.models.plugins.specs import HeadMaker, SecondHead
 
 second_head = group(SecondHead.kind)
 

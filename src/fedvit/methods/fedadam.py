@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 
+from fedvit.core.plan import Plan, Report, average
+from fedvit.core.server import Server
+from fedvit.core.settings import Positive, Share
 from fedvit.methods.fedavgm import zeros
-from fedvit.plan import Plan, Report, average
-from fedvit.server import Server
-from fedvit.settings import Positive, Share
 
 
 def adam(server: Server, reports: Iterable[Report], beta1: float, beta2: float, tau: float, lr: float) -> Server:

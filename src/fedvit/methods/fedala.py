@@ -15,16 +15,16 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from fedvit import tree
-from fedvit.client import Client
-from fedvit.data import pipeline
-from fedvit.models.classifier import head
-from fedvit.payload import Payload
-from fedvit.plan import Plan
-from fedvit.roles import is_statistic
-from fedvit.settings import Count, NotNegative
-from fedvit.training import descend, eval_mode, gradient
-from fedvit.tree import Tree
+from fedvit.core import tree
+from fedvit.core.batches import image_batches
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan
+from fedvit.core.roles import is_statistic
+from fedvit.core.settings import Count, NotNegative
+from fedvit.core.training import descend, eval_mode, gradient
+from fedvit.core.tree import Tree
+from fedvit.models.groups import head
 
 SETTLED, WATCHED = 0.1, 10  # the deviation of so many epochs' losses at which W's first learning ends
 
@@ -56,7 +56,7 @@ def merge(client: Client, down: Payload, eta: float, share: float, p: int, most_
     with eval_mode(client.module):
         for _ in range(1 if isinstance(known, dict) else most_epochs):
             total = 0.0
-            for x, y in pipeline.batches(client.data, images, client.settings.batch, client.inputs, device):
+            for x, y in image_batches(client.data, images, client.settings.batch, client.inputs, device):
                 merged = {**placed, **{name: torch.lerp(old[name], placed[name], mix[name]) for name in names}}
                 value, slopes = gradient(client, merged, x, y, only=names)
                 mix = step(mix, slopes, way, eta)

@@ -3,7 +3,7 @@
 Departs from the paper: nothing. Weights are normalised over the sampled clients.
 """
 
-from fedvit.plan import Plan
+from fedvit.core.plan import Plan
 
 
 def plan() -> Plan:

@@ -6,12 +6,12 @@ Departs from the paper: no single paper; `epochs` defaults to the run's local ep
 from collections.abc import Mapping
 from functools import partial
 
-from fedvit.client import Client
-from fedvit.payload import Payload
-from fedvit.plan import Plan, overwrite
-from fedvit.settings import Count
-from fedvit.training import descend
-from fedvit.tree import Tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, overwrite
+from fedvit.core.settings import Count
+from fedvit.core.training import descend
+from fedvit.core.tree import Tree
 
 
 def after_epochs(client: Client, down: Payload, epochs: int | None) -> Mapping[str, Tree]:

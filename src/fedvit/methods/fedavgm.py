@@ -9,11 +9,11 @@ from functools import partial
 
 import torch
 
-from fedvit.plan import Plan, Report, average
-from fedvit.roles import is_statistic
-from fedvit.server import Server
-from fedvit.settings import Positive, Share
-from fedvit.tree import Tree
+from fedvit.core.plan import Plan, Report, average
+from fedvit.core.roles import is_statistic
+from fedvit.core.server import Server
+from fedvit.core.settings import Positive, Share
+from fedvit.core.tree import Tree
 
 
 def zeros(shared: Tree) -> Tree:

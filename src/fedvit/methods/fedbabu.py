@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
-from fedvit import tree
-from fedvit.client import Client
-from fedvit.models.classifier import head
-from fedvit.payload import Payload
-from fedvit.plan import Plan, overwrite
-from fedvit.roles import FROZEN, SHARED, everything
-from fedvit.settings import Count
-from fedvit.training import descend
-from fedvit.tree import Tree
+from fedvit.core import tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, overwrite
+from fedvit.core.roles import FROZEN, SHARED, everything
+from fedvit.core.settings import Count
+from fedvit.core.training import descend
+from fedvit.core.tree import Tree
+from fedvit.models.groups import head
 
 
 def after_finetuning(client: Client, down: Payload, finetune: Literal["head", "all"], steps: int) -> Mapping[str, Tree]:

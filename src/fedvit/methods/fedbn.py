@@ -3,9 +3,9 @@
 Departs from the paper: nothing. Layers are found by module type, so none is missed; running statistics go along.
 """
 
-from fedvit.models.classifier import norm
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.models.groups import norm
 
 
 def plan() -> Plan:

@@ -17,14 +17,15 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedvit.client import Client
-from fedvit.models.plugins import FeatureNoise, StatisticNoise
-from fedvit.payload import Payload
-from fedvit.plan import Plan, Report, average, overwrite, report_shared
-from fedvit.server import Server
-from fedvit.settings import Fraction, Share
-from fedvit.training import descend
-from fedvit.tree import Tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, Report, average, overwrite, report_shared
+from fedvit.core.server import Server
+from fedvit.core.settings import Fraction, Share
+from fedvit.core.training import descend
+from fedvit.core.tree import Tree
+from fedvit.models.plugins.modules import StatisticNoise
+from fedvit.models.plugins.specs import FeatureNoise
 
 
 def layers(module: nn.Module) -> dict[str, StatisticNoise]:

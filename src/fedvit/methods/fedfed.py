@@ -29,16 +29,17 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.optim import AdamW
 
-from fedvit import tree
-from fedvit.client import Client, Predictor
-from fedvit.data import pipeline
-from fedvit.models.plugins import ImageSplitter, Splitter
-from fedvit.payload import Payload
-from fedvit.plan import Plan, Report
-from fedvit.server import Server
-from fedvit.settings import Count, NotNegative
-from fedvit.training import Loss, cross_entropy, descend
-from fedvit.tree import Tree
+from fedvit.core import tree
+from fedvit.core.batches import image_batches
+from fedvit.core.client import Client, Predictor
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, Report
+from fedvit.core.server import Server
+from fedvit.core.settings import Count, NotNegative
+from fedvit.core.training import Loss, cross_entropy, descend
+from fedvit.core.tree import Tree
+from fedvit.models.plugins.modules import ImageSplitter
+from fedvit.models.plugins.specs import Splitter
 
 LEVELS = ("mild", "strong")
 
@@ -103,7 +104,7 @@ def residuals(client: Client, weights: Tree, mild: float, strong: float) -> Tree
     placed = {name.partition(".")[2]: tensor.to(device) for name, tensor in weights.items()}
     rest = [
         (x - functional_call(splitter, placed, (x,))[0]).cpu()
-        for x, _ in pipeline.batches(data, data.train, client.settings.batch, client.inputs, device)
+        for x, _ in image_batches(data, data.train, client.settings.batch, client.inputs, device)
     ]
     whole, generator = torch.cat(rest), client.rng("features")
     noise = [level * torch.randn(whole.shape, generator=generator) for level in (mild, strong)]

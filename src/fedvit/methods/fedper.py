@@ -4,9 +4,9 @@ This is the row that FedPerfix's tables call FedRep.
 Departs from the paper: the personal part is the classifier alone; `custom` takes deeper ones.
 """
 
-from fedvit.models.classifier import head
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.models.groups import head
 
 
 def plan() -> Plan:

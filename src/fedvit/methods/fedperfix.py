@@ -8,12 +8,12 @@ last block personal, which the code does on CIFAR-100 and the paper does not men
 
 from typing import Literal
 
-from fedvit.models.classifier import group, head
-from fedvit.models.classifier import last_block as whole_last_block
-from fedvit.models.plugins import Init, Prefix
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
-from fedvit.settings import Count, Finite
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.core.settings import Count, Finite
+from fedvit.models.groups import group, head
+from fedvit.models.groups import last_block as whole_last_block
+from fedvit.models.plugins.specs import Init, Prefix
 
 
 def plan(

@@ -5,11 +5,11 @@ Departs from the paper: nothing; mu is tuned there in 0.001, 0.01, 0.1, 0.5 and 
 
 from functools import partial
 
-from fedvit.client import Client
-from fedvit.plan import Plan
-from fedvit.settings import NotNegative
-from fedvit.training import descend, toward
-from fedvit.tree import Tree
+from fedvit.core.client import Client
+from fedvit.core.plan import Plan
+from fedvit.core.settings import NotNegative
+from fedvit.core.training import descend, toward
+from fedvit.core.tree import Tree
 
 
 def stay_near(client: Client, start: Tree, mu: float) -> Tree:

@@ -8,12 +8,12 @@ momentum moves the part that is held still.
 from dataclasses import replace
 from functools import partial
 
-from fedvit.client import Client
+from fedvit.core.client import Client
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Count
+from fedvit.core.training import descend
+from fedvit.core.tree import Tree
 from fedvit.methods import fedper
-from fedvit.plan import Plan
-from fedvit.settings import Count
-from fedvit.training import descend
-from fedvit.tree import Tree
 
 
 def head_then_body(client: Client, start: Tree, head_epochs: int, body_epochs: int | None) -> Tree:

@@ -5,10 +5,10 @@ Departs from the paper: where heterofl does. The window begins at 0 in the first
 head and, from the same start, along the residual stream and the hidden units of the MLPs.
 """
 
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Numbers, Positive
 from fedvit.methods.heterofl import narrow_clients
 from fedvit.models.width import Windows
-from fedvit.plan import Plan
-from fedvit.settings import Numbers, Positive
 
 
 def plan(rates: Numbers = "1,0.5", masking: bool = True, scaler: bool = True, clip: Positive = 1.0) -> Plan:

@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 from torch import nn
 
+from fedvit.core.plan import Plan
+from fedvit.core.roles import FROZEN, PERSONAL, SHARED, everything, under
+from fedvit.core.settings import NotNegative, Whole
+from fedvit.core.tree import Tree
 from fedvit.models.cuts import Cut
-from fedvit.models.plugins import Plugin
-from fedvit.plan import Plan
-from fedvit.roles import FROZEN, PERSONAL, SHARED, everything, under
-from fedvit.settings import NotNegative, Whole
-from fedvit.split import SplitPlan, Wire
-from fedvit.tree import Tree
+from fedvit.models.plugins.specs import Plugin
+from fedvit.split.plan import SplitPlan, Wire
 
 Receives = Literal["all", "sampled"]
 Init = Literal["pretrained", "random"]

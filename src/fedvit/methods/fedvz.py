@@ -9,11 +9,11 @@ learns by gradient.
 
 from typing import Literal
 
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Count, NotNegative, Positive, Whole
 from fedvit.methods.fedv import Init, Receives, split_plan
 from fedvit.models.cuts import Cut
-from fedvit.plan import Plan
-from fedvit.settings import Count, NotNegative, Positive, Whole
-from fedvit.split import SplitPlan, Wire
+from fedvit.split.plan import SplitPlan, Wire
 
 
 def plan(

@@ -7,11 +7,11 @@ has the clients' rate unless `server_lr` is given. Clients with more batches go 
 
 from typing import Literal
 
+from fedvit.core.plan import Plan
+from fedvit.core.settings import NotNegative, Whole
 from fedvit.methods.fedv import Init, Receives, split_plan
 from fedvit.models.cuts import Cut
-from fedvit.plan import Plan
-from fedvit.settings import NotNegative, Whole
-from fedvit.split import SplitPlan, Wire
+from fedvit.split.plan import SplitPlan, Wire
 
 
 def plan(

@@ -8,12 +8,12 @@ A client is tested with the block it drew last in training, as in the authors' c
 last. No noise is added to the features.
 """
 
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Count, NotNegative, Whole
 from fedvit.methods.fedv import Receives, split_plan
 from fedvit.models.cuts import Cut
-from fedvit.models.plugins import Pseudo
-from fedvit.plan import Plan
-from fedvit.settings import Count, NotNegative, Whole
-from fedvit.split import SplitPlan, Wire
+from fedvit.models.plugins.specs import Pseudo
+from fedvit.split.plan import SplitPlan, Wire
 
 
 def plan(

@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedvit.client import Client, Predictor
+from fedvit.core.client import Client, Predictor
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, Report, report_shared
+from fedvit.core.server import Server
+from fedvit.core.settings import Numbers
+from fedvit.core.training import cross_entropy, descend
+from fedvit.core.tree import Tree
 from fedvit.models import width
 from fedvit.models.width import Cutter, Part, Windows
-from fedvit.payload import Payload
-from fedvit.plan import Plan, Report, report_shared
-from fedvit.server import Server
-from fedvit.settings import Numbers
-from fedvit.training import cross_entropy, descend
-from fedvit.tree import Tree
 
 
 def send_part(server: Server, client: str, windows: Windows, cut: Cutter) -> Payload:

@@ -5,8 +5,8 @@ Departs from the paper: nothing. As in FedPerfix a client trains only when sampl
 
 from typing import Literal
 
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, everything
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, everything
 
 
 def plan(schedule: Literal["sampled", "every_round"] = "sampled") -> Plan:

@@ -4,11 +4,11 @@ At every step the server takes one step along the mean gradient of all clients' 
 Departs from the paper: read from its abstract and a summary. `block` blocks are the client's.
 """
 
+from fedvit.core.plan import Plan
+from fedvit.core.settings import NotNegative
 from fedvit.methods.fedv import Block, split_plan
 from fedvit.models.cuts import Cut
-from fedvit.plan import Plan
-from fedvit.settings import NotNegative
-from fedvit.split import SplitPlan, Wire
+from fedvit.split.plan import SplitPlan, Wire
 
 
 def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> Plan:

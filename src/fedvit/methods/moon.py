@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedvit.client import Client, Predictor
-from fedvit.models.plugins import Projection, classifiers, tapped
-from fedvit.plan import Plan
-from fedvit.roles import Roles
-from fedvit.settings import NotNegative, Positive, Whole
-from fedvit.training import cross_entropy, descend, eval_mode
-from fedvit.tree import Tree
+from fedvit.core.client import Client, Predictor
+from fedvit.core.plan import Plan
+from fedvit.core.roles import Roles
+from fedvit.core.settings import NotNegative, Positive, Whole
+from fedvit.core.training import cross_entropy, descend, eval_mode
+from fedvit.core.tree import Tree
+from fedvit.models.plugins.attach import classifiers, tapped
+from fedvit.models.plugins.specs import Projection
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:

@@ -9,14 +9,14 @@ from functools import partial
 
 from torch import nn
 
-from fedvit import tree
-from fedvit.client import Client
-from fedvit.models.classifier import groups
-from fedvit.payload import Payload
-from fedvit.plan import Plan, overwrite
-from fedvit.roles import Selector
-from fedvit.training import descend
-from fedvit.tree import Tree
+from fedvit.core import tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, overwrite
+from fedvit.core.roles import Selector
+from fedvit.core.training import descend
+from fedvit.core.tree import Tree
+from fedvit.models.groups import groups
 
 
 def load_part(client: Client, down: Payload) -> Tree:

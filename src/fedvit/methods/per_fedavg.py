@@ -12,12 +12,12 @@ import itertools
 from collections.abc import Mapping
 from functools import partial
 
-from fedvit.client import Client
-from fedvit.payload import Payload
-from fedvit.plan import Plan, overwrite
-from fedvit.settings import Count, Positive
-from fedvit.training import Learner, gradient, learns_statistics, note_loss, training
-from fedvit.tree import Tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, overwrite
+from fedvit.core.settings import Count, Positive
+from fedvit.core.training import Learner, gradient, learns_statistics, note_loss, training
+from fedvit.core.tree import Tree
 
 
 def step(weights: Tree, slope: Tree, lr: float) -> Tree:

@@ -19,17 +19,17 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedvit import tree
-from fedvit.client import Client
-from fedvit.editing import Rule, edited_logits, layers_of, probe_batches
-from fedvit.errors import UserError
+from fedvit.core import tree
+from fedvit.core.client import Client
+from fedvit.core.errors import UserError
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, overwrite
+from fedvit.core.roles import Roles
+from fedvit.core.settings import Whole
+from fedvit.core.training import holding
+from fedvit.core.tree import Tree
 from fedvit.methods.fedala import train_and_remember
-from fedvit.payload import Payload
-from fedvit.plan import Plan, overwrite
-from fedvit.roles import Roles
-from fedvit.settings import Whole
-from fedvit.training import holding
-from fedvit.tree import Tree
+from fedvit.methods.layer_editing import Rule, edited_logits, layers_of, probe_batches
 
 Metric = Literal["prediction_list", "te", "loss", "accuracy", "random"]
 

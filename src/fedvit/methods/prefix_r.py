@@ -5,9 +5,9 @@ Departs from the paper: as Prefix-Z.
 
 from typing import Literal
 
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Count, Finite
 from fedvit.methods.prefix_z import vanilla_prefix
-from fedvit.plan import Plan
-from fedvit.settings import Count, Finite
 
 
 def plan(s: Finite = 1.5, combine: Literal["add", "concat"] = "add", tokens: Count = 10) -> Plan:

@@ -6,11 +6,11 @@ uses `tokens` free rows beside them (the text). s is that of FedPerfix; the pape
 
 from typing import Literal
 
-from fedvit.models.classifier import group, head
-from fedvit.models.plugins import Init, Prefix
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
-from fedvit.settings import Count, Finite
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.core.settings import Count, Finite
+from fedvit.models.groups import group, head
+from fedvit.models.plugins.specs import Init, Prefix
 
 
 def vanilla_prefix(name: str, init: Init, s: float, combine: Literal["add", "concat"], tokens: int) -> Plan:

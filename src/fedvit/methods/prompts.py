@@ -5,11 +5,11 @@ Departs from the paper: deep prompts as in its code (the text could mean shallow
 
 from typing import Literal
 
-from fedvit.models.classifier import group, head
-from fedvit.models.plugins import Prompt
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
-from fedvit.settings import Count, Share
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.core.settings import Count, Share
+from fedvit.models.groups import group, head
+from fedvit.models.plugins.specs import Prompt
 
 
 def plan(tokens: Count = 10, dropout: Share = 0.1, init: Literal["uniform", "zero"] = "uniform") -> Plan:

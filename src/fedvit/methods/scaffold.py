@@ -12,15 +12,15 @@ from functools import partial
 
 import torch
 
-from fedvit import tree
-from fedvit.client import Client
+from fedvit.core import tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, Report, means, overwrite
+from fedvit.core.server import Server
+from fedvit.core.settings import Positive
+from fedvit.core.training import Named, descend
+from fedvit.core.tree import Tree
 from fedvit.methods.fedavgm import zeros
-from fedvit.payload import Payload
-from fedvit.plan import Plan, Report, means, overwrite
-from fedvit.server import Server
-from fedvit.settings import Positive
-from fedvit.training import Named, descend
-from fedvit.tree import Tree
 
 
 def send_control(server: Server, client: str) -> Payload:

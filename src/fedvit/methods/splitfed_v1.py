@@ -5,11 +5,11 @@ Departs from the paper: the server's Adam is made anew every round, a client's g
 code makes both anew every batch); clients are tested after averaging. `block` blocks are the client's.
 """
 
+from fedvit.core.plan import Plan
+from fedvit.core.settings import NotNegative
 from fedvit.methods.fedv import Block, split_plan
 from fedvit.models.cuts import Cut
-from fedvit.plan import Plan
-from fedvit.settings import NotNegative
-from fedvit.split import SplitPlan, Wire
+from fedvit.split.plan import SplitPlan, Wire
 
 
 def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> Plan:

@@ -3,11 +3,11 @@
 Departs from the paper: as V1. Clients take turns in random order; the server's Adam keeps its state.
 """
 
+from fedvit.core.plan import Plan
+from fedvit.core.settings import NotNegative
 from fedvit.methods.fedv import Block, split_plan
 from fedvit.models.cuts import Cut
-from fedvit.plan import Plan
-from fedvit.settings import NotNegative
-from fedvit.split import SplitPlan, Wire
+from fedvit.split.plan import SplitPlan, Wire
 
 
 def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> Plan:

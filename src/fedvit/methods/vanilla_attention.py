@@ -3,9 +3,9 @@
 Departs from the paper: nothing.
 """
 
-from fedvit.models.classifier import attn, head
-from fedvit.plan import Plan
-from fedvit.roles import PERSONAL, SHARED, everything
+from fedvit.core.plan import Plan
+from fedvit.core.roles import PERSONAL, SHARED, everything
+from fedvit.models.groups import attn, head
 
 
 def plan() -> Plan:

@@ -8,9 +8,9 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedvit.errors import UserError
-from fedvit.roles import Selector, state_names
-from fedvit.tree import Tree
+from fedvit.core.errors import UserError
+from fedvit.core.roles import Selector, state_names
+from fedvit.core.tree import Tree
 
 EMBEDDING = ("patch_embed", "cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre")
 TAIL = ("norm", "fc_norm", "attn_pool", "head", "head_dist")

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedvit.models.plugins import (
+from fedvit.models.plugins.attach import head_names, vit_blocks
+from fedvit.models.plugins.specs import (
     Adapter,
     FeatureNoise,
     HeadMaker,
@@ -19,8 +20,6 @@ from fedvit.models.plugins import (
     Pseudo,
     SecondHead,
     Splitter,
-    head_names,
-    vit_blocks,
 )
 
 Weights = dict[str, Tensor]
@@ -37,7 +36,7 @@ class CannotFoldError(Exception):
     """Why no plain model computes the same."""
 
 
-def folded(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
+def fold(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
     """The weights of the plain model that computes the same as this one with its plugins."""
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for plugin in plugins:

@@ -21,10 +21,10 @@ from timm.layers.patch_embed import PatchEmbed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from fedvit.errors import UserError
-from fedvit.models.classifier import state
-from fedvit.models.plugins import head_names
-from fedvit.tree import Tree
+from fedvit.core.errors import UserError
+from fedvit.core.tree import Tree
+from fedvit.models.groups import state
+from fedvit.models.plugins.attach import head_names
 
 
 class Window(NamedTuple):

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedvit.errors import UserError
+from fedvit.core.errors import UserError
 from fedvit.report import svg
-from fedvit.report.rows import LOCAL, POOLED, Record, Row, collect, differences, flat, interval, lead, mean, rank
+from fedvit.report.load import collect, differences, flat
+from fedvit.report.statistics import LOCAL, POOLED, Record, Row, interval, lead, mean, rank
 from fedvit.report.svg import Bar, Series
 from fedvit.report.units import client, count, decimal, duration, memory, nbytes, percent, points
 

@@ -10,7 +10,7 @@ import numpy as np
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
 
-from fedvit.experiment import Run
+from fedvit.runs.folder import Run
 
 plt.rcParams["text.parse_math"] = False  # names of sites and classes may hold dollars
 

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
+from fedvit.engine.loop import Round
 from fedvit.report.units import duration
-from fedvit.rounds import Round
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -8,9 +8,9 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from fedvit.description import Description
 from fedvit.report import units
-from fedvit.report.rows import LOCAL, Row, interval, mean, rank
+from fedvit.report.statistics import LOCAL, Row, interval, mean, rank
+from fedvit.runs.description import Description
 
 
 def plus_minus(mean: float, std: float | None) -> str:

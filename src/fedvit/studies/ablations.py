@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedvit.studies.published import (
+from fedvit.studies.published.tables import (
     ADAM,
     FEDPERFIX,
     FEDV,

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console, RenderableType
 
-from fedvit import config
-from fedvit.compare import run_of
-from fedvit.errors import UserError, nearest
-from fedvit.experiment import Run
+from fedvit.config.load import parse_sets
+from fedvit.core.errors import UserError, nearest
+from fedvit.core.settings import DataSettings
 from fedvit.report.progress import Progress
-from fedvit.settings import DataSettings
-from fedvit.studies import STUDIES, Study
+from fedvit.runs.folder import Run
+from fedvit.runs.tracking import sent_in
 from fedvit.studies import run as running
+from fedvit.studies.compare import run_of
+from fedvit.studies.definitions import STUDIES, Study
 from fedvit.studies.run import Cell, Which
-from fedvit.track import sent_in
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Prepared:
         )
 
 
-def prepare(
+def prepare_study(
     name: str,
     *,
     paper: bool,
@@ -70,7 +70,7 @@ def prepare(
             raise UserError(f"--target belongs to {', '.join(n for n, s in STUDIES.items() if s.kind == 'target')}")
         cases = [replace(case, targets=tuple(numbers(target, "--target", float))) for case in cases]
     chosen = numbers(seeds, "--seeds", int) if seeds is not None else running.default_seeds(study, which)
-    cells = running.make_cells(cases, chosen, config.parse_sets(sets or []), flags)
+    cells = running.make_cells(cases, chosen, parse_sets(sets or []), flags)
     return Prepared(name, study, which, cells)
 
 
@@ -85,7 +85,7 @@ def numbers(text: str, flag: str, kind: Any) -> list[Any]:
 
 def preview(plan: Prepared) -> RenderableType:
     """What --dry-run shows."""
-    from fedvit.report.studies import dry_table
+    from fedvit.studies.figures import dry_table
 
     found = list(running.estimates(plan.cells))
     total = sum(figure["nbytes"] for figure in found), sum(figure["macs"] for figure in found)
@@ -100,9 +100,9 @@ def carry_out(
     plan: Prepared, folder: Path | None, workers: int | None, console: Console, *, quiet: bool
 ) -> Iterator[RenderableType]:
     """Run what is missing, measure, write and draw; gives what is to be shown."""
-    from fedvit.report import studies as report
+    from fedvit.studies import figures as report
 
-    folder = folder or running.default_folder(plan.name, plan.cells)
+    folder = folder or running.study_folder(plan.name, plan.cells)
     if plan.study.kind == "cost":
         found = [running.resources(cell) for cell in plan.cells]
     else:
@@ -113,7 +113,7 @@ def carry_out(
         {**figure, "silhouette": pictures[cell.name].silhouette} if pictures else figure
         for cell, figure in zip(plan.cells, found, strict=True)
     ]
-    content = running.save(plan.name, plan.study, plan.which, plan.cells, found, folder)
+    content = running.save_study(plan.name, plan.study, plan.which, plan.cells, found, folder)
     draw(plan, content, pictures, folder)
     yield from report.study_tables(content, plan.study, plan.title)
     for column, pick in content.get("chosen", {}).items():
@@ -158,7 +158,7 @@ def see(plan: Prepared, folder: Path) -> dict[str, Any]:
 def draw(plan: Prepared, content: Mapping[str, Any], pictures: Mapping[str, Any], folder: Path) -> None:
     """study.png."""
     from fedvit.report import plots
-    from fedvit.report import studies as report
+    from fedvit.studies import figures as report
 
     path, study = folder / "study.png", plan.study
     runs = {cell.row.label: [run_of(folder, cell.row, seed) for seed in cell.row.experiments] for cell in plan.cells}

@@ -9,16 +9,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedvit.checkpoint import load_checkpoint
-from fedvit.data import pipeline
-from fedvit.data.pipeline import ClientData
-from fedvit.errors import UserError
-from fedvit.experiment import Run, load_data
-from fedvit.models.plugins import tapped
-from fedvit.opening import client_model, open_run
-from fedvit.store import Store
-from fedvit.training import holding
-from fedvit.worker import POOLED, Net, Worker, make_net
+from fedvit.core.batches import ClientData, image_batches
+from fedvit.core.errors import UserError
+from fedvit.core.training import holding
+from fedvit.engine.checkpoint import load_checkpoint
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.net import POOLED, Net, make_net
+from fedvit.engine.worker import Worker, load_data
+from fedvit.models.plugins.attach import tapped
+from fedvit.runs.folder import Run
+from fedvit.runs.models import client_model, open_run
 
 MOST_CLASSES, MOST_IMAGES, BATCH = 10, 800, 128
 Array = NDArray[Any]
@@ -68,7 +68,9 @@ def chosen_images(test: Tensor, labels: Tensor) -> Tensor:
 
 def server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple[Tensor, Tensor]:
     """The server's model after the last round."""
-    server = load_checkpoint(run.folder / "checkpoint", Store(run.folder / "checkpoint", in_ram=False), clean=False)
+    server = load_checkpoint(
+        run.folder / "checkpoint", ClientStore(run.folder / "checkpoint", in_ram=False), clean=False
+    )
     if server is None:
         raise UserError(f"{run.folder} has no checkpoint, which the features come from: run it first")
     client = worker.client(POOLED, server.round, {})
@@ -93,7 +95,7 @@ def features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) -
     model.eval()
     parts = []
     with tapped(model) as tap:
-        for x, _ in pipeline.batches(data, indices, BATCH, net.inputs, torch.device("cpu")):
+        for x, _ in image_batches(data, indices, BATCH, net.inputs, torch.device("cpu")):
             tap.features.clear()
             model(x)
             parts.append(tap.features[0].float())

@@ -3,7 +3,7 @@
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedvit.studies import STUDIES
+from fedvit.studies.definitions import STUDIES
 
 
 def studies_table() -> Table:

@@ -16,17 +16,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedvit import config, results
-from fedvit.compare import LOCAL, Row, concerns, mean, run_of
-from fedvit.cost import cost
-from fedvit.data import datasets
-from fedvit.errors import UserError
-from fedvit.experiment import LocalBaseline, Run
-from fedvit.rounds import Round
-from fedvit.running import start_or_resume
-from fedvit.settings import Experiment
-from fedvit.studies import Case, Study, has_weights
-from fedvit.studies.published import SIZES
+from fedvit.config.load import load_experiment, stack_tables
+from fedvit.config.resolve import changed_settings, to_tables, versions
+from fedvit.core.errors import UserError
+from fedvit.core.files import finite, write_json
+from fedvit.core.settings import Experiment
+from fedvit.data.sources import list_datasets, load_dataset
+from fedvit.engine.cost import cost
+from fedvit.engine.loop import Round
+from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.resume import start_or_resume
+from fedvit.runs.write import nbytes_of_run
+from fedvit.studies.compare import LOCAL, Row, concerns, mean_of, run_of
+from fedvit.studies.definitions import Case, Study, has_weights
+from fedvit.studies.published.tables import SIZES
 
 Which = Literal["digits", "pretrained", "paper"]
 PAPER_CLASSES, MEBI = 1000, 2**20  # FedPerfix counts a head of 1,000 classes, in units of 2^20
@@ -69,10 +72,10 @@ def make_cells(
     known: dict[str, Row] = {}
     used: set[str] = set()
     for case in cases:
-        plain = config.load(None, {}, {**flags, "seed": seeds[0]}, base=case.settings)
+        plain = load_experiment(None, {}, {**flags, "seed": seeds[0]}, base=case.settings)
         mine = {path: value for path, value in sets.items() if concerns(path, plain)}
         used |= mine.keys()
-        experiments = {seed: config.load(None, mine, {**flags, "seed": seed}, base=case.settings) for seed in seeds}
+        experiments = {seed: load_experiment(None, mine, {**flags, "seed": seed}, base=case.settings) for seed in seeds}
         row = Row("/".join(slug(part) for part in (case.column, case.row) if part), experiments)
         twin = known.setdefault(row.first.model_dump_json(), row)
         cells.append(Cell(case, twin))
@@ -94,16 +97,16 @@ def refuse_equal_rows(cells: Sequence[Cell]) -> None:
     for cell in cells:
         twin = seen.setdefault((cell.case.column, cell.row.label), cell)
         if twin is not cell:
-            varied = config.changed(config.stacked([twin.case.settings]), config.stacked([cell.case.settings]))
+            varied = changed_settings(stack_tables([twin.case.settings]), stack_tables([cell.case.settings]))
             raise UserError(
                 f"with these flags {twin.name!r} and {cell.name!r} are the same run: this study varies "
                 f"{', '.join(varied)}; leave out the flag that sets it"
             )
 
 
-def default_folder(name: str, cells: Sequence[Cell]) -> Path:
+def study_folder(name: str, cells: Sequence[Cell]) -> Path:
     """One folder for all studies of the same settings, so that finished rows are found again."""
-    tables = [config.to_tables(cell.row.first) for cell in cells]
+    tables = [to_tables(cell.row.first) for cell in cells]
     for table in tables:
         table["run"].pop("seed")
     digest = hashlib.sha256(json.dumps(tables, sort_keys=True, default=str).encode()).hexdigest()[:8]
@@ -163,15 +166,15 @@ def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
     first = summaries[0]
     return {
         "view": shown,
-        "accuracy": mean(v["mean"] for v in views),
-        "std": None if views[0]["std"] is None else mean(v["std"] for v in views),
+        "accuracy": mean_of(v["mean"] for v in views),
+        "std": None if views[0]["std"] is None else mean_of(v["std"] for v in views),
         "seed_std": float(np.std([v["mean"] for v in views])) if len(seeds) > 1 else None,
-        "micro": mean(v["micro"] for v in views),
+        "micro": mean_of(v["micro"] for v in views),
         "by_seed": [v["mean"] for v in views],
-        "best_round": mean(v["best_round"] for v in views),
-        "val": None if None in held_out else mean(held_out),
-        "gain_over_local": None if None in gains else mean(gain["mean"] for gain in gains),
-        "hurt": None if None in gains else mean(gain["hurt"] for gain in gains),
+        "best_round": mean_of(v["best_round"] for v in views),
+        "val": None if None in held_out else mean_of(held_out),
+        "gain_over_local": None if None in gains else mean_of(gain["mean"] for gain in gains),
+        "hurt": None if None in gains else mean_of(gain["hurt"] for gain in gains),
         "lr": first["lr"],
         "rounds": first["rounds"],
         "params": first["params"],
@@ -186,13 +189,13 @@ def to_target(runs: Sequence[Run], view: str, target: float) -> dict[str, Any]:
     """The first evaluated round that reaches an accuracy, and all bytes sent by then; None unless every seed does."""
     found = [reached(run.rounds, view, target) for run in runs]
     rounds = [None if rows is None else rows[-1]["round"] for rows in found]
-    sent = [None if rows is None else results.nbytes_of_run(rows) for rows in found]
+    sent = [None if rows is None else nbytes_of_run(rows) for rows in found]
     both = [None if s is None else s["down"] + s["up"] for s in sent]
     return {
         "target": target,
-        "rounds": None if None in rounds else mean(r for r in rounds if r is not None),
-        "nbytes": None if None in both else mean(b for b in both if b is not None),
-        "paper_mb": None if None in sent else mean(s["down"] for s in sent if s is not None) / MEBI,  # one direction
+        "rounds": None if None in rounds else mean_of(r for r in rounds if r is not None),
+        "nbytes": None if None in both else mean_of(b for b in both if b is not None),
+        "paper_mb": None if None in sent else mean_of(s["down"] for s in sent if s is not None) / MEBI,  # one direction
         "rounds_by_seed": rounds,
     }
 
@@ -221,7 +224,7 @@ def overall(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[s
     by_row: dict[str, list[float]] = {}
     for cell, figure in zip(cells, found, strict=True):
         by_row.setdefault(cell.case.row, []).append(figure["accuracy"])
-    return {row: mean(values) for row, values in by_row.items() if len(values) == len(columns)}
+    return {row: mean_of(values) for row, values in by_row.items() if len(values) == len(columns)}
 
 
 def resources(cell: Cell) -> dict[str, Any]:
@@ -254,12 +257,12 @@ def storage(found: Mapping[str, Any]) -> int:
 def size_of(experiment: Experiment) -> tuple[int, int]:
     """Images and classes of the data, from what is known of it or from the data itself."""
     name = experiment.data.name
-    known = {entry["name"]: entry for entry in datasets.catalogue(experiment.data)}.get(name)
+    known = {entry["name"]: entry for entry in list_datasets(experiment.data)}.get(name)
     if known is not None and known["classes"] is not None:
         return int(known["images"]), int(known["classes"])
     if name in SIZES:
         return SIZES[name]
-    whole = datasets.load(experiment.data, None)
+    whole = load_dataset(experiment.data, None)
     return len(whole), whole.classes
 
 
@@ -275,7 +278,7 @@ def estimates(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
         e = cell.row.first
         images, classes = sizes.setdefault(e.data.name, size_of(e)) if e.data.name not in sizes else sizes[e.data.name]
         bare = e.model_copy(update={"model": e.model.model_copy(update={"weights": None, "pretrained": False})})
-        key = json.dumps([config.to_tables(bare)[t] for t in ("model", "method", "tune")] + [classes, e.train.batch])
+        key = json.dumps([to_tables(bare)[t] for t in ("model", "method", "tune")] + [classes, e.train.batch])
         if key not in costs:
             costs[key] = cost(bare, classes)
         found, again = costs[key], cell.row.label in seen
@@ -303,11 +306,11 @@ def estimate(e: Experiment, found: Mapping[str, Any], images: int, seeds: int) -
 # Writing.
 
 
-def save(
+def save_study(
     name: str, study: Study, which: Which, cells: Sequence[Cell], found: Sequence[Mapping[str, Any]], folder: Path
 ) -> dict[str, Any]:
     """study.json: rows, settings, figures and versions; the same bytes for the same study."""
-    tables = [config.to_tables(cell.row.first) for cell in cells]
+    tables = [to_tables(cell.row.first) for cell in cells]
     common = {
         f"{table}.{key}": value
         for table, content in tables[0].items()
@@ -336,7 +339,7 @@ def save(
         "command": shlex.join(["fedvit", *sys.argv[1:]]),
         "seeds": list(cells[0].row.experiments),
         "settings": common,  # of all rows; a row lists where it differs
-        "versions": config.versions(),
+        "versions": versions(),
         "rows": rows,
     }
     if study.kind == "choose":
@@ -349,9 +352,9 @@ def save(
     if study.overall:
         content["overall"] = overall(cells, found)
     folder.mkdir(parents=True, exist_ok=True)
-    results.write_json(folder / "study.json", content)
+    write_json(folder / "study.json", content)
     if study.kind != "cost":
         runs = {(row.label, seed): run_of(folder, row, seed) for row in unique_rows(cells) for seed in row.experiments}
         seconds = {f"{label}/seed{seed}": run.summary["seconds"] for (label, seed), run in runs.items()}
-        results.write_json(folder / "timings.json", {"seconds": seconds, "total": sum(seconds.values())})
-    return results.finite(content)  # type: ignore[no-any-return]
+        write_json(folder / "timings.json", {"seconds": seconds, "total": sum(seconds.values())})
+    return finite(content)  # type: ignore[no-any-return]

@@ -1,0 +1,62 @@
+"""docs/commands.md, read off the commands themselves: `python -m fedvit.cli.docs > docs/commands.md`."""
+
+import inspect
+import sys
+from typing import Any
+
+import typer
+
+from fedvit.cli.main import app
+
+TOP = """# Commands
+
+Written by `python -m fedvit.cli.docs > docs/commands.md`; a test compares. `fedvit COMMAND --help` says the same.
+Every setting that has no flag is `--set TABLE.KEY=VALUE`, or a line of an experiment file; a flag wins over `--set`,
+which wins over the file. Exit status: 0 done, 2 a user's mistake (one message, no traceback), 1 anything else.
+"""
+
+
+def markdown() -> str:
+    """Every command with its arguments and options."""
+    group: Any = typer.main.get_command(app)
+    return "\n".join([TOP, *(section(name, command) for name, command in group.commands.items())])
+
+
+def section(name: str, command: Any) -> str:
+    parameters = [p for p in command.params if not getattr(p, "hidden", False)]
+    arguments = [p for p in parameters if p.param_type_name == "argument"]
+    usage = " ".join([f"fedvit {name}", *(p.metavar or p.name.upper() for p in arguments), "[OPTIONS]"])
+    rows = [f"| {spelling(p)} | {cell(told(command, p))}{needed(p)} |" for p in parameters]
+    table = ["| | |", "|---|---|", *rows, ""] if rows else []
+    return "\n".join([f"## {name}", "", command.help.strip(), "", "```", usage, "```", "", *table])
+
+
+def spelling(parameter: Any) -> str:
+    """An argument's name, or an option with the kind of its value."""
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name.upper()}`"
+    value = "" if parameter.is_flag else f" {parameter.metavar or parameter.type.name.upper().removesuffix(' RANGE')}"
+    return f"`{parameter.opts[0]}{value}`"
+
+
+def told(command: Any, parameter: Any) -> str | None:
+    """The help of a parameter where it is declared: typer loses that of arguments under newer versions of click."""
+    declared = inspect.signature(command.callback).parameters[parameter.name].annotation
+    found: str | None = declared.__metadata__[0].help
+    return found
+
+
+def needed(parameter: Any) -> str:
+    """Whether it must be given, or else a default that its help does not name."""
+    if parameter.required and parameter.param_type_name == "option":
+        return " Required."
+    plain = isinstance(parameter.default, str | int | float) and not isinstance(parameter.default, bool)
+    return f" Default: {parameter.default}." if plain else ""
+
+
+def cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,124 @@
+"""The commands that only look: cost, methods, datasets and partition."""
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.table import Table
+
+from fedvit.cli.flags import clear_errors, given, out, print_json, takes
+from fedvit.core.errors import UserError
+
+
+def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
+    """Name, one sentence and options of each. A method's sentence is the first line of its file."""
+    from fedvit.methods import METHODS
+    from fedvit.methods.tunes import TUNES
+
+    entries = []
+    for name, function in (METHODS if kind == "methods" else TUNES).items():
+        text = sys.modules[function.__module__].__doc__ if kind == "methods" else function.__doc__
+        parameters = inspect.signature(function).parameters
+        defaults = {key: parameter.default for key, parameter in parameters.items()}
+        entries.append({"name": name, "summary": (text or "").strip().splitlines()[0], "options": defaults})
+    return entries
+
+
+def catalogue_tables() -> list[Table]:
+    """Methods and tunes for the terminal."""
+    from fedvit.report.tables import plain_table
+
+    tables = []
+    for kind in ("methods", "tunes"):
+        table = plain_table(kind)
+        table.add_column(kind.removesuffix("s"), no_wrap=True)
+        table.add_column("what it does")
+        table.add_column("options (--set)")
+        for entry in catalogue(kind):
+            options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
+            table.add_row(entry["name"], entry["summary"], options)
+        tables.append(table)
+    return tables
+
+
+@takes("method", "tune", "model", "image_size", "patch_size", "batch", "sets", "debug")
+def cost(
+    *,
+    classes: Annotated[int, typer.Option(help="Number of classes.", min=1)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Exact integers as JSON.")] = False,
+    **flags: Any,
+) -> None:
+    """What a method sends, computes and keeps; trains nothing."""
+    with clear_errors(flags["debug"]):
+        from fedvit.config.load import load_experiment, parse_sets
+        from fedvit.engine.cost import cost as costs
+        from fedvit.report.tables import cost_table
+
+        experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
+        result = costs(experiment, classes)
+        if as_json:
+            print_json(result)
+        else:
+            out.print(cost_table(result, experiment.label, experiment.model.name))
+
+
+def methods(as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every option and its default.")] = False) -> None:  # fmt: skip
+    """All methods and tunes, with their options."""
+    from fedvit.cli.inspect import catalogue, catalogue_tables
+
+    if as_json:
+        print_json(catalogue("methods"))
+    else:
+        for table in catalogue_tables():
+            out.print(table)
+
+
+@takes("data_dir")
+def datasets(*, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False, **flags: Any) -> None:
+    """All data sets by name, and which of them are here."""
+    with clear_errors():
+        from fedvit.core.settings import DataSettings
+        from fedvit.data.sources import list_datasets
+        from fedvit.report.tables import datasets_table
+
+        settings = DataSettings(dir=flags["data_dir"])
+        entries = list_datasets(settings)
+        if as_json:
+            print_json(entries)
+        else:
+            out.print(datasets_table(entries, settings.folder))
+
+
+@takes("data", "data_dir", "samples", "partition", "clients", "batch", "seed", "sets", "debug")
+def partition(
+    *,
+    picture: Annotated[Path | None, typer.Option("--out", metavar="FILE.png", help="Draw clients by classes.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Images per client and class, as JSON.")] = False,
+    **flags: Any,
+) -> None:
+    """Who would own what: a split's table, picture or JSON; trains nothing."""
+    with clear_errors(flags["debug"]):
+        from fedvit.config.load import load_experiment, parse_sets
+        from fedvit.data.partition.split import split_counts
+        from fedvit.data.sources import load_dataset
+        from fedvit.engine.worker import load_data
+        from fedvit.report.tables import split_table
+
+        if picture is not None and (picture.suffix not in (".png", ".svg", ".pdf") or not picture.parent.is_dir()):
+            raise UserError(f"--out expects a .png, .svg or .pdf file in a folder that exists, found {picture}")
+        experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
+        dataset = load_dataset(experiment.data, None)
+        _, split = load_data(experiment, dataset)
+        counts = split_counts(dataset, split)
+        if picture is not None:
+            from fedvit.report.plots import draw_split
+
+            draw_split(counts, dataset.class_names, picture, f"{dataset.name}, {experiment.partition.name}")
+        if as_json:
+            print_json({"hash": split.to_json()["hash"], "class_names": dataset.class_names, "clients": counts})
+        else:
+            out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}"))
+            if picture is not None:
+                out.print(f"picture: {picture}", soft_wrap=True, highlight=False)

@@ -1,0 +1,41 @@
+"""The command that writes a report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedvit.cli.flags import clear_errors, out
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or comparisons.")],
+    *,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE.html",
+            help="Where to write the page (default: report.html in DIR; of several, here).",
+        ),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Show the rounds and bytes until this accuracy in percent (default: three on the way).", min=0, max=100
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No table.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """One HTML page of runs and comparisons, finished or not: tables, figures, settings, commands."""
+    with clear_errors(debug, quiet):
+        from fedvit.report.page import write_report
+        from fedvit.report.tables import report_table
+
+        file = file or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
+        groups = write_report(folders, file, target)
+        if not quiet:
+            for rows in groups:
+                out.print(report_table(rows))
+        out.print(f"report: {file}", soft_wrap=True, highlight=False)

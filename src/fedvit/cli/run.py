@@ -1,0 +1,191 @@
+"""The commands that train: run, compare and study."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, takes
+from fedvit.core.errors import UserError
+from fedvit.engine.processes import prepare
+
+
+@takes(*EXPERIMENT, *COMMON)
+def run(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Settings; flags win over them.")
+    ] = None,
+    *,
+    engine: Annotated[
+        str, typer.Option(help="local, or flower: one process a client on this machine, with messages over Flower.")
+    ] = "local",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished round of --out.")] = False,
+    **flags: Any,
+) -> None:
+    """Train one method and write what every client gained from it."""
+    with clear_errors(flags["debug"], flags["quiet"]):
+        prepare(flags["workers"] if engine == "local" else 1)
+        from fedvit.config.load import parse_sets
+        from fedvit.report.progress import Progress
+        from fedvit.report.tables import summary_table, time_line
+        from fedvit.runs.folder import Run
+        from fedvit.runs.resume import settle, start_or_resume
+        from fedvit.runs.tracking import sent_in
+
+        sets = parse_sets(flags["sets"] or [])
+        settings, folder = settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
+        if engine not in ("local", "flower"):
+            raise UserError(f"--engine expects local or flower, found {engine!r}")
+        steps = start_or_resume(settings, folder, resume=resume, workers=flags["workers"], engine=engine)
+        with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
+            past = Run(folder).rounds if resume else []
+            progress.start(settings.label, len(past), sum(map(sent_in, past)))
+            for done in steps:
+                progress.step(done)
+        draw_choices(folder)
+        report_at = write_report_of(folder)
+        if not flags["quiet"]:
+            out.print(summary_table(Run(folder).summary))
+            out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
+            out.print(f"results: {folder}\nreport: {report_at}", soft_wrap=True, highlight=False)
+
+
+@takes(*EXPERIMENT, *COMMON)
+def compare(
+    rows: Annotated[list[str], typer.Argument(metavar="ROW...", help="METHOD, METHOD+TUNE or an experiment file.")],
+    *,
+    seeds: Annotated[str, typer.Option(help="Seeds, joined by commas.")] = "0,1,2",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="What a comparison always does: continue rows that were cut short.")
+    ] = False,
+    base: Annotated[Path | None, typer.Option("--from", help="An experiment file under all rows.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Also write the table, with settings and versions, to this JSON file.")
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Compare rows on the same data, split and seeds; Local is always among them. Finished rows are not run again."""
+    with clear_errors(flags["debug"], flags["quiet"]):
+        import json
+
+        prepare(flags["workers"])
+        from fedvit.config.load import parse_sets
+        from fedvit.report.plots import draw_comparison
+        from fedvit.report.progress import Progress
+        from fedvit.report.tables import comparison_table
+        from fedvit.runs.tracking import sent_in
+        from fedvit.studies import compare as comparing
+
+        if flags["method"] is not None:
+            raise UserError("in a comparison the rows name the methods: leave --method out")
+        numbers = parse_seeds(seeds, flags["seed"])
+        sets = parse_sets(flags["sets"] or [])
+        table = comparing.make_rows(rows, numbers, base, sets, given(flags))
+        folder = flags["out_dir"] or comparing.comparison_folder(table, sets)
+        total = sum(experiment.train.rounds for row in table for experiment in row.experiments.values())
+        with Progress(err, total, quiet=flags["quiet"]) as progress:
+            steps = comparing.compare(
+                table,
+                folder,
+                lambda row, seed, done: progress.start(
+                    f"{row.label}, seed {seed}", done, sum(map(sent_in, comparing.run_of(folder, row, seed).rounds))
+                ),
+                flags["workers"],
+            )
+            for done in steps:
+                progress.step(done)
+        entries = json.loads((folder / "compare.json").read_text())
+        if save is not None:
+            comparing.save_comparison(save, table, entries)
+        first = comparing.local_row(table).first
+        title = (
+            f"{first.data.name}, {first.partition.clients} clients ({first.partition.name}), "
+            f"{first.model.name}, {first.train.rounds} rounds, seeds {', '.join(map(str, numbers))}"
+        )
+        runs = {row.label: [comparing.run_of(folder, row, seed) for seed in numbers] for row in table}
+        draw_comparison(runs, folder / "compare.png", title)
+        for run in (run for several in runs.values() for run in several):
+            draw_choices(run.folder)
+        report_at = write_report_of(folder)
+        if not flags["quiet"]:
+            out.print(comparison_table(entries, title))
+            out.print(
+                f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}\nreport: {report_at}",
+                soft_wrap=True,
+                highlight=False,
+            )
+
+
+def draw_choices(folder: Path) -> None:
+    """choice.png beside the results of a method whose clients choose layers."""
+    from fedvit.runs.folder import Run
+
+    run = Run(folder)
+    if run.summary.get("layers"):
+        from fedvit.report import plots
+
+        plots.draw_choices(run, folder / "choice.png")
+
+
+def write_report_of(folder: Path) -> Path:
+    """report.html beside the results."""
+    from fedvit.report.page import write_report
+
+    write_report([folder], folder / "report.html")
+    return folder / "report.html"
+
+
+def parse_seeds(text: str, single: int | None) -> list[int]:
+    if single is not None:
+        raise UserError("compare takes --seeds, such as --seeds 0,1,2, not --seed")
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as problem:
+        raise UserError(f"--seeds expects whole numbers joined by commas, found {text!r}") from problem
+
+
+@takes(*(name for name in EXPERIMENT if name != "seed"), *COMMON)
+def study(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A study; without one they are listed, with their cost.")
+    ] = None,
+    *,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="The published settings, which need their data and GPUs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the grid, its bytes and multiply-adds; run nothing.")
+    ] = False,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, joined by commas (default: the study's).")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Accuracies in percent, joined by commas, whose cost is asked for.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="What a study always does: continue rows that were cut short.")
+    ] = False,
+    **flags: Any,
+) -> None:
+    """Run one of the papers' studies: a grid of runs that ends in a table, study.png and study.json.
+
+    The small form takes minutes on two cores: on the embedded digits or, for studies of pre-trained weights, on the
+    images and weights of the data folder where it has them (`--data digits`: not on those). Finished rows are not run
+    again. Flags and --set hold for all rows.
+    """
+    with clear_errors(flags["debug"], flags["quiet"]):
+        if name is None:
+            from fedvit.studies.listing import studies_table
+
+            out.print(studies_table())
+            return
+        prepare(flags["workers"])
+        from fedvit.studies import command
+
+        plan = command.prepare_study(
+            name, paper=paper, seeds=seeds, target=target, flags=given(flags), sets=flags["sets"]
+        )
+        if dry_run:
+            out.print(command.preview(plan))
+            return
+        for shown in command.carry_out(plan, flags["out_dir"], flags["workers"], err, quiet=flags["quiet"]):
+            if not flags["quiet"]:
+                out.print(shown, soft_wrap=isinstance(shown, str), highlight=False)

@@ -1,0 +1,206 @@
+"""Check every setting, fill every default that depends on another, and write the result as run.toml."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import tomli_w
+import torch
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from fedvit.core.errors import UserError, nearest
+from fedvit.core.settings import Experiment, FromPython, RunSettings
+from fedvit.data.partition.split import DEFAULT_CLIENTS
+from fedvit.data.sources import groups_of
+from fedvit.methods import METHODS, plan_of
+from fedvit.methods.tunes import SCRATCH_LR, TUNES, make_tune
+from fedvit.models.build import input_size
+from fedvit.models.groups import GROUPS, check_groups
+from fedvit.models.plugins.specs import KINDS
+
+Tables = dict[str, dict[str, Any]]
+TABLES = tuple(Experiment.model_fields)
+LARGEST_DEFAULT_COHORT = 8
+MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND = 100
+
+
+def keys_of_tables(method: str, tune: str) -> dict[str, list[str]]:
+    """Every key that may be set, by table."""
+    keys = {}
+    for table, field in Experiment.model_fields.items():
+        model = field.annotation
+        if inspect.isclass(model) and issubclass(model, BaseModel):
+            keys[table] = list(model.model_fields)
+    for kind, known, name in (("method", METHODS, method), ("tune", TUNES, tune)):
+        function: Callable[..., Any] | None = known.get(name)
+        keys[kind] = ["name", *(inspect.signature(function).parameters if function else ())]
+    return keys
+
+
+def resolve(tables: Tables, groups: tuple[str, ...] | None = None, own: FromPython | None = None) -> Experiment:
+    """Check every value and fill every default that depends on another."""
+    method = options("method", METHODS, tables.get("method", {}), "fedavg")
+    tune_table = tables.get("tune", {})
+    name = str(tune_table.get("name", "full"))
+    named = tables.get("model", {}).get("groups") or {}
+    if name in TUNES or not is_groups(name, named):
+        tune = options("tune", TUNES, tune_table, "full")
+    else:
+        check_groups(name, named)
+        tune = {"name": name}
+        reject_unknown("tune", tune_table, ["name"])
+    for table, content in tables.items():
+        if table not in ("method", "tune"):
+            reject_unknown(table, content, keys_of_tables("", "")[table])
+    try:
+        experiment = Experiment.model_validate({**tables, "method": method, "tune": tune})
+    except ValidationError as problem:
+        raise UserError(readable(problem)) from problem
+    return with_defaults(experiment.with_own(own or FromPython()), groups)
+
+
+def is_groups(name: str, named: Iterable[str]) -> bool:
+    """Whether a tune's name reads as layer groups rather than as a misspelt tune."""
+    parts = [part.strip() for part in name.split(",")]
+    return "," in name or parts[0] in (*GROUPS, *KINDS, *named) or parts[0].startswith("blocks.")
+
+
+def options(
+    kind: str, known: Mapping[str, Callable[..., Any]], table: Mapping[str, Any], default: str
+) -> dict[str, Any]:
+    """A method's or tune's table against the arguments of its function, defaults filled in."""
+    name = table.get("name", default)
+    if kind == "method" and table.get("python"):
+        reject_unknown(kind, table, ["name", "python"], f" of {name}, a plan from Python")
+        return {"name": str(name), "python": True}
+    if name not in known:
+        extra = "; a tune may also be layer groups joined by commas" if kind == "tune" else ""
+        raise UserError(f"unknown {kind} {name!r}; {nearest(str(name), known)}{extra}")
+    parameters = inspect.signature(known[name], eval_str=True).parameters
+    reject_unknown(kind, table, ["name", *parameters], f" of {name}")
+    result: dict[str, Any] = {"name": name}
+    for key, parameter in parameters.items():
+        try:
+            value = table.get(key, parameter.default)
+            result[key] = TypeAdapter(parameter.annotation).validate_python(value)
+        except ValidationError as problem:
+            raise UserError(f"{kind}.{key}: {problem.errors()[0]['msg']}, found {table[key]!r}") from problem
+    return result
+
+
+def reject_unknown(table: str, content: Mapping[str, Any], valid: list[str], of: str = "") -> None:
+    for key in content:
+        if key not in valid:
+            raise UserError(f"unknown key {table}.{key}{of}; {nearest(key, valid)}")
+
+
+def readable(problem: ValidationError) -> str:
+    """pydantic's complaints in one line each."""
+    lines = []
+    for error in problem.errors():
+        where = ".".join(str(part) for part in error["loc"] if not str(part).startswith("function"))
+        lines.append(f"{where}: {error['msg'][0].lower()}{error['msg'][1:]}, found {error['input']!r}")
+    return "; ".join(lines)
+
+
+def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Experiment:
+    """The defaults that depend on other values."""
+    train, run = experiment.train, experiment.run
+    groups = groups_of(experiment.data) if groups is None else groups
+    partition = experiment.partition.name or ("site" if groups else "dirichlet")
+    clients = experiment.partition.clients
+    if clients is None:
+        clients = len(groups) if groups and partition in ("site", "domain") else DEFAULT_CLIENTS
+    seen = clients - experiment.data.unseen
+    cohort = train.cohort if train.cohort is not None else max(1, min(seen, LARGEST_DEFAULT_COHORT))
+    if seen < 1:
+        raise UserError(f"data.unseen={experiment.data.unseen} of {clients} clients leaves nobody to train")
+    if cohort > seen:
+        never = f", {experiment.data.unseen} of them never trained" if experiment.data.unseen else ""
+        raise UserError(
+            f"a cohort of {cohort} cannot be sampled from {clients} clients{never}: use --cohort {seen} or less"
+        )
+    every = run.eval_every
+    if every is None:
+        every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
+    usual = "adamw" if experiment.model.from_scratch else "sgd"
+    optimizer = train.optimizer or ("adam" if plan_of(experiment).split else usual)
+    if train.momentum and optimizer != "sgd":
+        raise UserError(f"train.momentum belongs to sgd and would do nothing with {optimizer}: set train.optimizer=sgd")
+    init = "random" if experiment.model.from_scratch else "zero"
+    method, tune = (resolved_init(table, init) for table in (experiment.method, experiment.tune))
+    return experiment.model_copy(
+        update={
+            "method": method,
+            "tune": tune,
+            "model": experiment.model.model_copy(update={"image_size": input_size(experiment.model)}),
+            "partition": experiment.partition.model_copy(update={"name": partition, "clients": clients}),
+            "train": train.model_copy(
+                update={
+                    "cohort": cohort,
+                    "optimizer": optimizer,
+                    "lr": train.lr or default_lr(experiment, optimizer),
+                    "weighting": train.weighting or plan_of(experiment).weighting,
+                }
+            ),
+            "run": run.model_copy(update={"eval_every": every, "device": choose_device(run)}),
+        }
+    )
+
+
+def resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:
+    """`init = auto` depends on whether there are pre-trained weights to disturb."""
+    return {key: init if (key, value) == ("init", "auto") else value for key, value in table.items()}
+
+
+def choose_device(run: RunSettings) -> str:
+    """`auto` takes a GPU where there is one."""
+    if run.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    for name in run.devices:
+        try:
+            torch.zeros(1, device=torch.device(name))
+        except (RuntimeError, AssertionError) as problem:
+            reason = str(problem).splitlines()[0]
+            raise UserError(f"the device {name!r} cannot be used: {reason}; try --device cpu") from problem
+    return run.device
+
+
+def default_lr(experiment: Experiment, optimizer: str) -> float:
+    """The tune's published rate. Those are rates of SGD; Adam and AdamW take a fifth."""
+    scratch = experiment.tune["name"] == "full" and experiment.model.from_scratch
+    rate = SCRATCH_LR if scratch else make_tune(experiment.tune).lr
+    return rate if optimizer == "sgd" else rate / 5
+
+
+def to_tables(experiment: Experiment) -> Tables:
+    """The experiment as TOML tables; TOML has no null, so what is None is left out."""
+    tables: Tables = experiment.model_dump(mode="json", exclude_none=True)
+    for kind in ("method", "tune"):
+        tables[kind] = {key: value for key, value in tables[kind].items() if value is not None}
+    return tables
+
+
+def to_toml(experiment: Experiment) -> str:
+    """run.toml: everything resolved, and the versions it was run with."""
+    return tomli_w.dumps({**to_tables(experiment), "versions": versions()})
+
+
+def versions() -> dict[str, str]:
+    """What the numbers may depend on."""
+    import platform
+    from importlib.metadata import version
+
+    packages = ("fedvit", "torch", "timm", "torchvision", "numpy", "scikit-learn")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+
+
+def changed_settings(old: Tables, new: Tables) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two experiments differ: table.key -> (old, new)."""
+    difference = {}
+    for table in TABLES:
+        a, b = old.get(table, {}), new.get(table, {})
+        for key in {**a, **b}:
+            if a.get(key) != b.get(key):
+                difference[f"{table}.{key}"] = (a.get(key), b.get(key))
+    return difference

@@ -1,0 +1,93 @@
+"""The client as a method sees it: all that a method may touch on the client's side."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedvit.core import randomness
+from fedvit.core.batches import Augment, Batch, ClientData, InputSettings, image_batches
+from fedvit.core.roles import Roles
+from fedvit.core.tree import Tree
+
+CPU = torch.device("cpu")
+Memory = dict[str, Tree | float]  # named trees and numbers that never leave the client
+Predictor = Callable[[Tensor], Tensor]  # images to logits
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a client trains in this round."""
+
+    lr: float
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    epochs: int = 1
+    batch: int = 32
+    augment: Augment = "none"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    device: torch.device = CPU
+    seed: int = 0
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Mixed precision around a forward pass, or nothing."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+
+@dataclass
+class Client:
+    """One client in one round. Trees hold trainable weights only; frozen ones live in the module."""
+
+    id: str
+    round: int
+    roles: Roles
+    initial: Tree  # trainable weights before round 1, the same at every client
+    frozen: Tree
+    data: ClientData
+    memory: Memory
+    settings: LocalSettings
+    module: nn.Module  # the worker's one model
+    inputs: InputSettings
+    live: Tree  # the module's own tensors by name, for `training` to write into
+    compiled: Callable[[Tensor], Tensor] | None = None  # the module as torch.compile has made it, for training
+    rate: float = 1.0  # the share of the whole model's width that this client trains
+    scalars: dict[str, float] = field(default_factory=dict)  # reported beside the weights: loss
+    scratch: dict[str, Tree] = field(default_factory=dict)  # from merge to local to report, gone after the round
+
+    def net(self, tree: Tree) -> Predictor:
+        """The model with these weights, in the mode the module is in; several may be alive at once."""
+        placed = {name: tensor.to(self.settings.device, non_blocking=True) for name, tensor in tree.items()}
+
+        def predict(x: Tensor) -> Tensor:
+            with self.settings.autocast():
+                logits: Tensor = functional_call(self.module, placed, (x,))
+            return logits.float()
+
+        return predict
+
+    def batches(self, epochs: int, tag: str, size: int | None = None) -> Iterator[Batch]:
+        """Shuffled training batches of this many passes over the client's training images."""
+        generator = self.rng(tag)
+        for _ in range(epochs):
+            order = self.data.train[torch.randperm(len(self.data.train), generator=generator)]
+            s = self.settings
+            yield from image_batches(self.data, order, size or s.batch, self.inputs, s.device, s.augment, generator)
+
+    def rng(self, tag: str) -> torch.Generator:
+        """A generator keyed by (seed, round, client, tag)."""
+        return randomness.generator(self.settings.seed, self.round, self.id, tag)
+
+    def personal(self) -> Tree:
+        """The client's own weights: from memory, or the initial ones before it ever trained."""
+        kept = self.memory.get("personal")
+        return kept if isinstance(kept, dict) else {name: self.initial[name] for name in self.roles.personal}
+
+    def recall(self, key: str) -> Tree:
+        """A tree of the client's memory, or the initial weights where it has none of this name yet."""
+        kept = self.memory.get(key)
+        return kept if isinstance(kept, dict) else self.initial

@@ -1,0 +1,83 @@
+"""Files that are there whole or not at all: atomic writes, strict JSON and lines that survive a kill."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+from fedvit.core.errors import UserError
+
+
+def strict_json(content: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: what is not a finite number becomes null."""
+    return json.dumps(finite(content), indent=indent, allow_nan=False)
+
+
+def finite(content: Any) -> Any:
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    return [finite(value) for value in content] if isinstance(content, list | tuple) else content
+
+
+def append_line(path: Path, row: Mapping[str, Any], *, sync: bool = True) -> None:
+    """One JSON object a line, on disk before the checkpoint that counts on it; `sync=False` where none does."""
+    with path.open("a") as stream:
+        stream.write(strict_json(row) + "\n")
+        if sync:
+            stream.flush()
+            os.fsync(stream.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; a line that a kill cut short is not one."""
+    rows = []
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                break
+    return rows
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, strict_json(content, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that it is there whole or as it was."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+class Version(TypedDict):
+    """One file of a checkpoint and the hash that proves it whole."""
+
+    file: str  # relative to the checkpoint's folder
+    sha256: str
+
+
+def write_bytes(folder: Path, file: str, blob: bytes) -> Version:
+    """Write a file so that it is there whole or not at all."""
+    path = folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as stream:
+        stream.write(blob)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(path)
+    return {"file": file, "sha256": hashlib.sha256(blob).hexdigest()}
+
+
+def read_json(path: Path, otherwise: Any) -> Any:
+    try:
+        return json.loads(path.read_text()) if path.is_file() else otherwise
+    except ValueError as problem:
+        raise UserError(f"{path} cannot be read ({problem}): is it damaged?") from problem

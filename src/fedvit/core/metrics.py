@@ -1,0 +1,178 @@
+"""From predictors to per-client metrics, and from clients to one line."""
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedvit.core.batches import ClientData, InputSettings, image_batches
+from fedvit.core.client import Predictor
+
+EVALUATION_BATCH = 256
+METRICS = ("accuracy", "balanced_accuracy", "loss")
+AUROC = "auroc"  # one more metric where it is wanted, missing where it is undefined
+CONFUSION = "confusion"  # beside the metrics of view personal: confusion_<class>_<predicted class>
+LARGEST = sys.float_info.max
+RANGES = {  # of each score; beyond them, or not a number, nothing can be reckoned with it
+    "accuracy": (0, 100),
+    "balanced_accuracy": (0, 100),
+    "val_accuracy": (0, 100),
+    "loss": (-LARGEST, LARGEST),
+    AUROC: (0, 1),
+}
+MOST_IMAGES = 10**9  # in one cell of a confusion
+
+
+def view_scores(
+    view: str, predict: Predictor, data: ClientData, inputs: InputSettings, device: torch.device, *, auroc: bool
+) -> dict[str, float]:
+    """A client's scores under one view, by "<view>_<metric>": on its test images, and on val where it has some."""
+    found = score(predict, data, data.test, inputs, device, auroc=auroc, confusion=view == "personal")
+    if len(data.val):
+        found["val_accuracy"] = score(predict, data, data.val, inputs, device)["accuracy"]
+    return {f"{view}_{metric}": value for metric, value in found.items()}
+
+
+@torch.no_grad()
+def score(
+    predict: Predictor,
+    data: ClientData,
+    indices: Tensor,
+    inputs: InputSettings,
+    device: torch.device,
+    *,
+    auroc: bool = False,
+    confusion: bool = False,
+) -> dict[str, float]:
+    """Accuracy and balanced accuracy in percent, and mean loss, on these images; AUROC and confusion on request.
+
+    Balanced accuracy is the mean recall over the classes that are present.
+    """
+    loss, chosen, labels, outputs = 0.0, [], [], []
+    for x, y in image_batches(data, indices, EVALUATION_BATCH, inputs, device):
+        logits = predict(x)
+        loss += F.cross_entropy(logits, y, reduction="sum").item()
+        chosen.append(logits.argmax(1).cpu())
+        labels.append(y.cpu())
+        if auroc:
+            outputs.append(logits.cpu())
+    guess, label = torch.cat(chosen), torch.cat(labels)
+    hit = (guess == label).double()
+    counts = torch.bincount(label, minlength=data.classes)
+    hits = torch.bincount(label, weights=hit, minlength=data.classes)
+    recall = hits[counts > 0] / counts[counts > 0]
+    found = {
+        "accuracy": 100 * hit.mean().item(),
+        "balanced_accuracy": 100 * recall.mean().item(),
+        "loss": loss / len(label),
+    }
+    area = area_under_roc(torch.cat(outputs), label) if auroc else None
+    if area is not None:
+        found[AUROC] = area
+    if confusion:
+        cells, times = torch.unique(label * data.classes + guess, return_counts=True)
+        for cell, count in zip(cells.tolist(), times.tolist(), strict=True):
+            found[f"{CONFUSION}_{cell // data.classes}_{cell % data.classes}"] = float(count)
+    return found
+
+
+def area_under_roc(logits: Tensor, labels: Tensor) -> float | None:
+    """AUROC of the softmax scores, from 0 to 1; the mean of each class against the rest where there are more than two.
+
+    The mean is over the classes that are present. With one class it is undefined: None.
+    """
+    present = np.unique(labels.numpy()).tolist()
+    if len(present) < 2 or not logits.isfinite().all():
+        return None
+    scores, truth = logits.double().softmax(1).numpy(), labels.numpy()
+    if scores.shape[1] == 2:
+        return ranked_above(scores[:, 1], truth == 1)
+    return float(np.mean([ranked_above(scores[:, c], truth == c) for c in present]))
+
+
+def ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+    """The chance that a positive scores above a negative, ties counting half: the area under the ROC curve.
+
+    Equal to scikit-learn's roc_auc_score, whose import alone takes longer than a small run's evaluation.
+    """
+    _, place, times = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(times) - (times - 1) / 2)[place]
+    count = int(positive.sum())
+    above = ranks[positive].sum() - count * (count + 1) / 2
+    return float(above / (count * (len(scores) - count)))
+
+
+def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
+    """What is wrong with scores that came over a network, in words without any of their values; None where nothing is.
+
+    An infinite loss is refused too: the mean over clients would be lost with it.
+    """
+    views = {key.removesuffix("_balanced_accuracy") for key in scores if key.endswith("_balanced_accuracy")}
+    missing = [f"{view}_{m}" for view in sorted({"personal", *views}) for m in METRICS if f"{view}_{m}" not in scores]
+    if missing:
+        return f"the score {missing[0][:60]!r} is missing"
+    ranges = {f"{view}_{metric}": ends for view in views for metric, ends in RANGES.items()}
+    for name, value in scores.items():
+        if is_cell(name, classes):
+            if not (0 <= value <= MOST_IMAGES and value == int(value)):
+                return f"{name!r} is not a number of images"
+        elif name not in ranges:
+            return f"no score is called {name[:60]!r}"
+        elif not ranges[name][0] <= value <= ranges[name][1]:
+            low, high = ranges[name]
+            expected = "a finite number" if high == LARGEST else f"a number from {low} to {high}"
+            return f"{name[:60]!r} is not {expected}"
+    return None
+
+
+def is_cell(name: str, classes: int) -> bool:
+    """Whether this is the name of a count in a confusion of so many classes."""
+    start = f"personal_{CONFUSION}_"
+    cell = name.removeprefix(start).split("_") if name.startswith(start) else []
+    return len(cell) == 2 and all(is_class(text, classes) for text in cell)
+
+
+def is_class(text: str, classes: int) -> bool:
+    """A class's number as we write it."""
+    return text.isascii() and text.isdecimal() and len(text) < 9 and text == str(int(text)) and int(text) < classes
+
+
+def pooled(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The score of one model on all clients' images together, from the counts and losses of each."""
+    start = f"personal_{CONFUSION}_"
+    hits, counts, loss = Counter[str](), Counter[str](), 0.0
+    for score in scores.values():
+        images = 0.0
+        for key, count in score.items():
+            if key.startswith(start):
+                label, guess = key.removeprefix(start).split("_")
+                counts[label] += int(count)
+                hits[label] += int(count) * (label == guess)
+                images += count
+        loss += images * score["personal_loss"]
+    recall = [hits[label] / counts[label] for label in sorted(counts, key=int)]
+    return {
+        "accuracy": 100 * (hits.total() / counts.total()),
+        "balanced_accuracy": 100 * (sum(recall) / len(recall)),
+        "loss": loss / counts.total(),
+    }
+
+
+def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:
+    """Mean, population deviation, mean over samples, and the means of the worst and best tenth of the clients."""
+    values = np.asarray(accuracies, dtype=np.float64)
+    tenth = math.ceil(len(values) / 10)
+    ordered = np.sort(values)
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "micro": float(np.average(values, weights=test_samples)),
+        "worst_decile": float(ordered[:tenth].mean()),
+        "best_decile": float(ordered[-tenth:].mean()),
+    }

@@ -1,0 +1,108 @@
+"""A federated method as data: which weights have which role, and the few functions that differ from FedAvg's."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+from fedvit.core import tree
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload, flatten, unflatten
+from fedvit.core.roles import SHARED, Roles, Rules, everything
+from fedvit.core.server import Server
+from fedvit.core.training import descend
+from fedvit.core.tree import Tree
+from fedvit.models.plugins.specs import Plugin
+from fedvit.split.plan import SplitPlan
+
+
+class Report(NamedTuple):
+    """A client's answer, with its weight in the mean."""
+
+    client: str
+    weight: float
+    payload: Payload
+
+
+# FedAvg's functions, the defaults of every slot.
+
+
+def send_shared(server: Server, client: str) -> Payload:
+    """dispatch: every client gets the shared weights."""
+    return Payload({"shared": server.shared})
+
+
+def overwrite(client: Client, down: Payload) -> Tree:
+    """merge: the received weights, and the client's own where it has any."""
+    return tree.overlay(client.personal(), down.trees.get("shared", {}))
+
+
+def train(client: Client, start: Tree) -> Tree:
+    """local: plain training of everything trainable."""
+    return descend(client, start)
+
+
+def report_shared(client: Client, start: Tree, end: Tree) -> Payload:
+    """report: the shared weights after training; personal ones stay."""
+    return Payload({"shared": tree.pick(end, client.roles.shared)})
+
+
+def average(server: Server, reports: Iterable[Report]) -> Server:
+    """aggregate: the weighted mean over the sampled clients, as a stream."""
+    if not server.shared:
+        for _ in reports:
+            pass
+        return server
+    return replace(server, shared=tree.mean((r.weight, r.payload.trees["shared"]) for r in reports))
+
+
+def means(reports: Iterable[Report]) -> dict[str, Tree]:
+    """The weighted mean of every group of the reports, in one pass."""
+    return unflatten(tree.mean((r.weight, flatten(r.payload.trees)) for r in reports))
+
+
+def own_model(client: Client, down: Payload) -> Mapping[str, Tree]:
+    """views: the client's own weights in the newest shared ones."""
+    return {"personal": overwrite(client, down)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`Plan(name="fedavg")` is FedAvg; every other method replaces what differs."""
+
+    name: str
+    roles: Rules = ((everything, SHARED),)  # of trainable weights; FROZEN here wins over any tune
+    build: tuple[Plugin, ...] = ()
+    start: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, shared: {}  # the server's own memory
+    dispatch: Callable[[Server, str], Payload] = send_shared
+    merge: Callable[[Client, Payload], Tree] = overwrite
+    local: Callable[[Client, Tree], Tree] = train
+    report: Callable[[Client, Tree, Tree], Payload] = report_shared
+    aggregate: Callable[[Server, Iterable[Report]], Server] = average
+    views: Callable[[Client, Payload], Mapping[str, Tree]] = own_model
+    weighting: Literal["samples", "equal"] = "samples"
+    schedule: Literal["sampled", "every_round"] = "sampled"  # who trains: the cohort, or everybody
+    pooled: bool = False  # one owner of all data trains; nothing crosses
+    split: SplitPlan | None = None  # a protocol of its own: activations and gradients cross, not weights
+    probe: float = 0.0  # share of each client's training images held out for the method's own choices
+    check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
+    admit: Callable[[Sequence[str]], None] = lambda clients: None  # raises if these clients do not suit
+    # Layers that a client chooses among, by name; the choice is reported as a mask over them in group `choice`.
+    candidates: Callable[[nn.Module, Roles], Sequence[str]] = lambda module, roles: ()
+    # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
+    # training passes of an image in an epoch (FedAvg's being 1), and forward passes over the probe images for a choice
+    # of layers, made each round or, where it is kept, once.
+    remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
+    passes: Callable[[int], float] = lambda epochs: 1.0
+    probe_passes: Callable[[nn.Module, Roles], int] = lambda module, roles: 0
+
+
+def client_round(plan: Plan, client: Client, down: Payload) -> Payload:
+    """One client's part of a round. Personal weights go to memory, `report` says what leaves."""
+    start = plan.merge(client, down)
+    end = plan.local(client, start)
+    if client.roles.personal:
+        client.memory["personal"] = tree.pick(end, client.roles.personal)
+    up = plan.report(client, start, end)
+    return replace(up, scalars={"examples": float(len(client.data.train)), **client.scalars, **up.scalars})

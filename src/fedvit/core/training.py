@@ -1,0 +1,254 @@
+"""The one inner loop that everyone shares. Only here are tensors changed in place."""
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from fedvit.core import randomness
+from fedvit.core.batches import Batch
+from fedvit.core.client import Client, LocalSettings, Predictor
+from fedvit.core.errors import PublicError
+from fedvit.core.tree import Tree
+
+Named = Mapping[str, nn.Parameter]
+Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # model, images, labels to a number to make small
+
+
+def cross_entropy(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).float(), y)
+
+
+def descend(
+    client: Client,
+    start: Tree,
+    *,
+    only: Collection[str] | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
+    tag: str = "train",
+    loss: Loss = cross_entropy,
+    adjust: Callable[[Named], None] | None = None,
+    optimizer: Callable[[Named], Optimizer] | None = None,
+) -> Tree:
+    """Train on the client's batches from `start` and return the end, `start` untouched.
+
+    `only` names the weights that learn (default: all trainable ones), `steps` stops after so many batches, `adjust`
+    may change the gradients before each step, `optimizer` replaces that of the settings.
+    `start` may also hold weights that are frozen in the plan; the module gets its frozen values back.
+    """
+    settings, module, live = client.settings, client.module, client.live
+    plain = loss is cross_entropy  # other losses may look inside the module, where a compiled one shows nothing
+    model = client.compiled if client.compiled is not None and plain else module
+    learn = set(client.roles.trainable if only is None else only)
+    load_(live, start)
+    losses: list[tuple[int, Tensor]] = []
+    parameters = {name: parameter for name, parameter in module.named_parameters() if name in learn}
+    if parameters:
+        make = optimizer or (lambda named: make_optimizer(settings, list(named.values())))
+        stepper = make(parameters)
+        with training(client, learn, epochs, tag) as batches:
+            for x, y in itertools.islice(batches, steps):
+                with settings.autocast():
+                    value = loss(model, x, y)
+                stepper.zero_grad(set_to_none=True)
+                value.backward()  # type: ignore[no-untyped-call]
+                if adjust is not None:
+                    adjust(parameters)
+                stepper.step()
+                losses.append((len(y), value.detach()))
+    end = {name: live[name].detach().to("cpu", copy=True) for name in start}
+    note_loss(client, losses, end)
+    restore_frozen_(client, start)
+    return end
+
+
+@contextmanager
+def training(
+    client: Client, learn: Collection[str], epochs: int | None = None, tag: str = "train", size: int | None = None
+) -> Iterator[Iterator[Batch]]:
+    """The module in training mode with these weights to learn, and the client's batches; all randomness is keyed."""
+    settings = client.settings
+    for name, parameter in client.module.named_parameters():
+        parameter.requires_grad_(name in learn)
+    train_mode_(client.module)
+    batch_norm = learns_statistics(client.module)
+    batches = client.batches(settings.epochs if epochs is None else epochs, tag, size)
+    with randomness.seeded(settings.seed, client.round, client.id, tag, "dropout"):
+        yield (batch for batch in batches if len(batch[1]) > 1 or not batch_norm)  # one image has no variance
+
+
+class Learner:
+    """Weights with an optimiser of their own, run through the worker's one module.
+
+    For methods that train two models side by side; with one model `descend` is quicker. Use it inside `training`.
+    """
+
+    def __init__(self, client: Client, start: Tree, lr: float | None = None):
+        self.client = client
+        self.weights = {name: tensor.to(client.settings.device, copy=True) for name, tensor in start.items()}
+        parameters = {name for name, _ in client.module.named_parameters()}
+        self.leaves = {name: nn.Parameter(self.weights[name]) for name in start if name in parameters}
+        self.weights.update(self.leaves)
+        settings = client.settings if lr is None else replace(client.settings, lr=lr)
+        self.optimizer = make_optimizer(settings, list(self.leaves.values()))
+        self.losses: list[tuple[int, Tensor]] = []
+
+    def step(self, gradients: Tree) -> None:
+        """One step of the optimiser along these gradients."""
+        for name, leaf in self.leaves.items():
+            leaf.grad = gradients[name]
+        self.optimizer.step()
+
+    def learn(self, x: Tensor, y: Tensor) -> Tree:
+        """One step on a batch; returns its gradients."""
+        value, gradients = gradient(self.client, self.weights, x, y)
+        self.losses.append((len(y), value))
+        self.step(gradients)
+        return gradients
+
+    def end(self) -> Tree:
+        """The weights as they are now."""
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.weights.items()}
+
+
+def toward(client: Client, anchor: Tree, strength: float) -> Callable[[Named], None]:
+    """For `descend`'s adjust: the gradient of strength / 2 * |weights - anchor|^2 (FedProx, Ditto)."""
+    placed = {name: tensor.to(client.settings.device) for name, tensor in anchor.items()}
+
+    def pull(parameters: Named) -> None:
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - placed[name], alpha=strength)
+
+    return pull
+
+
+def gradient(
+    client: Client,
+    weights: Tree,
+    x: Tensor,
+    y: Tensor,
+    *,
+    only: Collection[str] | None = None,
+    loss: Loss = cross_entropy,
+) -> tuple[Tensor, Tree]:
+    """The loss of a batch under any weights, and its gradient by name (default: every parameter among them).
+
+    The module keeps its mode and its own weights; batch statistics go into the buffers among `weights`.
+    """
+    names = [name for name, _ in client.module.named_parameters() if name in weights and (only is None or name in only)]
+    leaves = {name: weights[name].detach().requires_grad_() for name in names}
+
+    def model(x: Tensor) -> Tensor:
+        logits: Tensor = functional_call(client.module, {**weights, **leaves}, (x,))
+        return logits
+
+    with client.settings.autocast():
+        value = loss(model, x, y)
+    found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    zero = ((name, torch.zeros_like(leaves[name]) if g is None else g) for name, g in zip(names, found, strict=True))
+    return value.detach(), dict(zero)
+
+
+def note_loss(client: Client, losses: Sequence[tuple[int, Tensor]], end: Tree) -> None:
+    """Report the mean loss per image, and stop where it or a weight is no longer a number."""
+    if losses:
+        total = torch.stack([count * value for count, value in losses]).sum()
+        client.scalars["loss"] = total.item() / sum(count for count, _ in losses)
+        check_finite(client, end)
+
+
+@contextmanager
+def holding(client: Client, tree: Tree) -> Iterator[Predictor]:
+    """The worker's one module with these weights, in evaluation mode: quicker than `client.net`, one at a time."""
+    load_(client.live, tree)
+    if client.module.training:  # a walk through all its parts: with a small model and many clients it shows
+        client.module.eval()
+
+    def predict(x: Tensor) -> Tensor:
+        with client.settings.autocast():
+            logits: Tensor = client.module(x)
+        return logits.float()
+
+    try:
+        yield predict
+    finally:
+        restore_frozen_(client, tree)
+
+
+def restore_frozen_(client: Client, tree: Tree) -> None:
+    """Give the module back the frozen values that a tree has covered."""
+    load_(client.live, {name: client.frozen[name] for name in tree if name in client.frozen})
+
+
+def make_optimizer(settings: LocalSettings, parameters: list[nn.Parameter]) -> Optimizer:
+    """A fresh optimiser: no state lives longer than one call of `descend`."""
+    lr, decay = settings.lr, settings.weight_decay
+    fused = settings.device.type in ("cpu", "cuda")  # one kernel for all tensors: small models are mostly overhead
+    match settings.optimizer:
+        case "sgd":
+            return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay, fused=fused)
+        case "adam":
+            return Adam(parameters, lr, weight_decay=decay, fused=fused)
+        case "adamw":
+            return AdamW(parameters, lr, weight_decay=decay, fused=fused)
+
+
+def load_(live: Mapping[str, Tensor], tree: Tree) -> None:
+    """Copy a tree into the module's own tensors."""
+    with torch.no_grad():
+        for name, tensor in tree.items():
+            live[name].copy_(tensor, non_blocking=True)
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for a moment, in the middle of training."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def train_mode_(module: nn.Module) -> None:
+    """Training mode, but batch normalisation whose weights are frozen keeps its statistics too."""
+    module.train()
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.train(any(p.requires_grad for p in part.parameters()))
+
+
+def learns_statistics(module: nn.Module) -> bool:
+    """Whether some batch normalisation is in training mode, which a single image cannot be normalised by."""
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in module.modules())
+
+
+def all_finite(weights: Tree) -> bool:
+    floats = [t for t in weights.values() if t.is_floating_point()]
+    norms = torch._foreach_norm(floats) if floats else ()
+    return not norms or bool(torch.stack(norms).isfinite().all())
+
+
+def check_finite(client: Client, end: Tree) -> None:
+    """A loss or weight that is no longer a number ends the run before it spreads or is written down."""
+    loss, settings = client.scalars["loss"], client.settings
+    if math.isfinite(loss) and all_finite(end):
+        return
+    what = f"training loss of client {client.id} became {loss}"
+    if math.isfinite(loss):
+        what = f"weights of client {client.id} became infinite or not a number"
+    raise PublicError(
+        f"the {what} in round {client.round}; try a smaller --lr (now {settings.lr:g})"
+        f"{', or --precision fp32' if settings.precision != 'fp32' else ''}. The last checkpoint is still good."
+    )

@@ -1,0 +1,59 @@
+"""Datasets that you hand over from Python: arrays or torch datasets, for one owner or for many."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedvit.core.errors import UserError
+from fedvit.data.dataset import Dataset, Images, Labels, flat_labels, join_parts, with_channels
+from fedvit.data.torchvision_sets import class_names
+
+
+def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None) -> Dataset:
+    """Each client's (images, labels) arrays, or a torch Dataset of (image, label), from Python."""
+    if not clients:
+        raise UserError("expected a client's data by name, found no client")
+    pairs = {name: arrays_of(f"client {name}", data) for name, data in clients.items()}
+    for name, (pixels, numbers) in pairs.items():
+        if len(pixels) != len(numbers) or not len(numbers):
+            raise UserError(f"client {name} has {len(pixels)} images and {len(numbers)} labels")
+    labels = np.concatenate([labels for _, labels in pairs.values()])
+    groups = np.repeat(np.arange(len(pairs)), [len(labels) for _, labels in pairs.values()])
+    given = None if names is None else np.asarray(names)
+    return Dataset(
+        "python",
+        join_parts([images for images, _ in pairs.values()], "the clients' data"),
+        labels,
+        class_names(given, labels, "class_names"),
+        groups=groups,
+        group_names=tuple(map(str, clients)),
+    )
+
+
+def from_arrays(data: Any, names: Sequence[str] | None = None) -> Dataset:
+    """One (images, labels) pair, or one torch Dataset of (image, label), from Python, to be divided over clients."""
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+        raise UserError(
+            "data should be a name, a folder, each client's data by name, one (images, labels) pair, or a torch "
+            f"Dataset with a length; found {type(data).__name__}"
+        )
+    images, labels = arrays_of("data", data)
+    given = None if names is None else np.asarray(names)
+    return Dataset("python", images, labels, class_names(given, labels, "class_names"))
+
+
+def arrays_of(name: str, data: Any) -> tuple[Images, Labels]:
+    if isinstance(data, tuple) and len(data) == 2:
+        images, labels = data
+    else:
+        items = [data[i] for i in range(len(data))]
+        images, labels = np.stack([np.asarray(item[0]) for item in items]), [int(item[1]) for item in items]
+    images, labels = np.asarray(images), np.asarray(labels)
+    if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
+        images = images.transpose(0, 2, 3, 1)  # torch's channels first
+    if images.dtype.kind == "f":
+        if images.size and (images.min() < 0 or images.max() > 1):
+            raise UserError(f"{name}: float images must lie in 0..1, found {images.min():g}..{images.max():g}")
+        images = np.round(images * 255).astype(np.uint8)
+    return with_channels(images, name), flat_labels(labels, name)

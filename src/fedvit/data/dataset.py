@@ -1,0 +1,127 @@
+"""A dataset in memory: images, labels and the names that belong to them."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvit.core import randomness
+from fedvit.core.errors import UserError
+from fedvit.core.settings import DataSettings
+from fedvit.data import medmnist
+
+log = logging.getLogger(__name__)
+Labels = NDArray[np.int64]
+Indices = NDArray[np.int64]
+Images = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All images of one source, before they are split over clients."""
+
+    name: str
+    images: Images  # (samples, height, width, 1 or 3), in memory or a memory map
+    labels: Labels
+    class_names: tuple[str, ...]
+    official_test: NDArray[np.bool_] | None = None  # where the source itself says what is test
+    groups: Labels | None = None  # the domain or site of every image
+    group_names: tuple[str, ...] = ()
+    fingerprint: str = ""  # of the images; empty: to be taken from the array
+
+    def __post_init__(self) -> None:
+        if len(self.images) != len(self.labels):
+            raise UserError(f"{self.name} has {len(self.images)} images and {len(self.labels)} labels")
+        if len(self.labels) == 0:
+            raise UserError(f"{self.name} has no images")
+
+    @property
+    def identity(self) -> str:
+        """A hash that changes with the images or their labels."""
+        source = self.fingerprint or hashlib.sha256(np.ascontiguousarray(self.images).data).hexdigest()
+        return hashlib.sha256(source.encode() + self.labels.tobytes()).hexdigest()
+
+    @property
+    def classes(self) -> int:
+        return len(self.class_names)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def join_parts(parts: Sequence[Images], source: object) -> Images:
+    """Parts of one size as one array; where grey and colour are mixed, all become colour."""
+    sizes = sorted({part.shape[1:3] for part in parts})
+    if len(sizes) > 1:
+        raise UserError(f"{source}: images of different sizes, {sizes}: resize them to one")
+    if len({part.shape[3] for part in parts}) > 1:
+        log.warning("%s mixes grey and colour images: all become colour", source)
+        parts = [np.broadcast_to(part, (*part.shape[:3], 3)) for part in parts]
+    return np.concatenate(parts)
+
+
+def with_channels(images: NDArray[Any], source: object) -> Images:
+    """Grey or colour uint8 images as (samples, height, width, channels)."""
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:3] or images.dtype != np.uint8:
+        raise UserError(
+            f"{source}: expected uint8 images of shape (samples, height, width) or (samples, height, width, 1 or 3), "
+            f"found {images.dtype} {images.shape}"
+        )
+    return images
+
+
+def flat_labels(labels: NDArray[Any], source: object) -> Labels:
+    """One whole number an image; MedMNIST stores them as a column."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (len(labels) and labels.min() < 0):
+        raise UserError(f"{source}: expected one class number from 0 an image, found {labels.dtype} {labels.shape}")
+    return labels.astype(np.int64)
+
+
+def wants_auroc(settings: DataSettings, classes: int) -> bool:
+    """Whether AUROC is measured beside accuracy: as told, else for two classes and for MedMNIST's sets."""
+    if settings.auroc is not None:
+        return settings.auroc
+    return classes == 2 or medmnist.medmnist_name(Path(settings.name).stem) is not None
+
+
+# Scarcity.
+
+
+def keep_samples(dataset: Dataset, wanted: int, seed: int, *, train_only: bool) -> Indices:
+    """The indices of so many images, the same number of every class as far as there are enough.
+
+    Under a rule with an official test set only training images are dropped; a pooled rule counts all of them.
+    """
+    spared = dataset.official_test if train_only and dataset.official_test is not None else None
+    pool = np.arange(len(dataset)) if spared is None else np.flatnonzero(~spared)
+    if wanted > len(pool):
+        raise UserError(f"--samples {wanted} of {len(pool)} images: ask for fewer, or leave it out")
+    generator = randomness.numpy_generator(seed, "samples")
+    shuffled = generator.permutation(pool)
+    order = np.argsort(dataset.labels[shuffled], kind="stable")
+    by_class = dataset.labels[shuffled][order]
+    rank = np.empty(len(pool), dtype=np.int64)  # the how-manieth of its class each image is
+    rank[order] = np.arange(len(pool)) - np.searchsorted(by_class, by_class)
+    tie = generator.permutation(dataset.classes)[dataset.labels[shuffled]]
+    chosen = shuffled[np.lexsort((tie, rank))[:wanted]]
+    return np.sort(chosen if spared is None else np.concatenate([chosen, np.flatnonzero(spared)]))
+
+
+def keep_only(dataset: Dataset, kept: Indices) -> Dataset:
+    """The labels of these images, for dividing them; their pixels stay where they are."""
+    return replace(
+        dataset,
+        images=np.broadcast_to(np.zeros((), np.uint8), (len(kept), 1, 1, 1)),
+        labels=dataset.labels[kept],
+        official_test=None if dataset.official_test is None else dataset.official_test[kept],
+        groups=None if dataset.groups is None else dataset.groups[kept],
+    )

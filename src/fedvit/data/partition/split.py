@@ -1,0 +1,146 @@
+"""From a dataset and settings to a partition: which images each client trains, validates and tests on."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from fedvit.core import randomness
+from fedvit.core.errors import UserError, nearest
+from fedvit.core.settings import DataSettings, PartitionSettings
+from fedvit.data.dataset import Dataset, Indices, Labels, keep_only, keep_samples
+from fedvit.data.partition.records import ClientSplit, Request, Split
+from fedvit.data.partition.rules import by_domain, by_site, dh, dirichlet, dirichlet_train, iid, pathological
+
+DEFAULT_CLIENTS = 24
+
+
+def split_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, list[int]]]:
+    """Images of every class, for every client and part."""
+    parts = list(split.clients.values())
+
+    def count(kind: str) -> list[list[int]]:
+        owned = [getattr(part, kind) for part in parts]
+        owner = np.repeat(np.arange(len(parts)), [len(indices) for indices in owned])
+        cells = owner * dataset.classes + dataset.labels[np.concatenate(owned)]
+        rows: list[list[int]] = (
+            np.bincount(cells, minlength=len(parts) * dataset.classes).reshape(len(parts), -1).tolist()
+        )
+        return rows
+
+    table = zip(split.clients, count("train"), count("val"), count("test"), strict=True)
+    return {name: {"train": train, "val": val, "test": test} for name, train, val, test in table}
+
+
+POOLED_RULES = ("dirichlet", "domain", "site")  # train and test are divided together
+
+
+def partition_dataset(
+    dataset: Dataset,
+    settings: PartitionSettings,
+    data: DataSettings,
+    *,
+    batch: int,
+    seed: int,
+    probe: float = 0.0,
+) -> Split:
+    """Divide the data set over clients by the rule of this name; `probe` is the share a method holds out of train."""
+    rules: dict[str, Callable[[Dataset, Request], Split]] = {
+        "iid": iid,
+        "dirichlet": dirichlet,
+        "dirichlet_train": dirichlet_train,
+        "pathological": pathological,
+        "dh": dh,
+        "domain": by_domain,
+        "site": by_site,
+    }
+    name, clients = settings.name or "dirichlet", settings.clients or DEFAULT_CLIENTS
+    if name not in rules:
+        raise UserError(f"unknown partition {name!r}; {nearest(name, rules)}")
+    whole, kept = dataset, None
+    if data.samples is not None:
+        kept = keep_samples(whole, data.samples, seed, train_only=name not in POOLED_RULES)
+        dataset = keep_only(whole, kept)
+    total = len(dataset)
+    if name not in POOLED_RULES and dataset.official_test is not None:
+        total -= int(dataset.official_test.sum())
+    least = least_samples(settings, clients, total, batch / data.test)
+    if clients * least > total:
+        raise UserError(
+            f"{total} images cannot serve {clients} clients with at least {least} each; "
+            f"at most {total // least} clients are possible"
+        )
+    generator = randomness.numpy_generator(seed, "partition")
+    result = rules[name](dataset, Request(settings, clients, least, data.test, generator, seed))
+    for client, part in result.clients.items():
+        if len(part.train) == 0 or len(part.test) == 0:
+            raise UserError(
+                f"client {client} would have {len(part.train)} training and {len(part.test)} test images; use fewer "
+                "clients or, where the source has no test set of its own, a larger data.test or partition.min_samples"
+            )
+    if kept is not None:
+        result = renumbered(result, kept)
+    if data.val:
+        result = hold_out_val(result, data.val, seed)
+    if probe:
+        result = hold_out_probe(result, dataset.labels if kept is None else whole.labels, probe, seed)
+    unseen = choose_unseen(list(result.clients), data.unseen, seed)
+    return replace(result, class_names=dataset.class_names, unseen=unseen, source=whole.identity)
+
+
+def renumbered(result: Split, kept: Indices) -> Split:
+    """Indices into the kept images as indices into all of them."""
+    clients = {
+        name: ClientSplit(kept[part.train], kept[part.test], kept[part.val]) for name, part in result.clients.items()
+    }
+    return replace(result, clients=clients, global_test=kept[result.global_test])
+
+
+def choose_unseen(clients: list[str], count: int, seed: int) -> tuple[str, ...]:
+    """The clients that never train."""
+    if count >= len(clients):
+        raise UserError(f"data.unseen={count} of {len(clients)} clients leaves nobody to train")
+    order = randomness.numpy_generator(seed, "unseen").permutation(len(clients))
+    return tuple(clients[i] for i in sorted(order[:count]))
+
+
+def least_samples(settings: PartitionSettings, clients: int, total: int, enough: float) -> int:
+    """The fewest images a client may have: one batch to train on, or half an equal share; never fewer than two."""
+    if settings.min_samples is not None:
+        return max(2, settings.min_samples)
+    return 2 if settings.name == "site" else max(2, int(min(enough, total / clients / 2)))
+
+
+def hold_out_val(whole: Split, share: float, seed: int) -> Split:
+    """Take a share of every client's training images for choosing things; at least one, never all."""
+    clients = {}
+    for name, part in whole.clients.items():
+        count = max(1, round(len(part.train) * share))
+        if count >= len(part.train):
+            raise UserError(f"data.val={share} leaves client {name} with {len(part.train)} images nothing to train on")
+        order = randomness.numpy_generator(seed, "val", name).permutation(part.train)
+        clients[name] = replace(part, val=np.sort(order[:count]), train=np.sort(order[count:]))
+    return replace(whole, clients=clients)
+
+
+def hold_out_probe(whole: Split, labels: Labels, share: float, seed: int) -> Split:
+    """Take a share of every client's training images for a method's own choices, in the client's mix of classes."""
+    clients = {}
+    for name, part in whole.clients.items():
+        count = round(len(part.train) * share)
+        if not 0 < count < len(part.train):
+            fewest = min(len(other.train) for other in whole.clients.values())
+            fits = f"choose {1 / fewest:.2g} to {int(100 - 100 / fewest) / 100:g}, which suits every client"
+            raise UserError(
+                f"method.probe={share:g} of the {len(part.train)} training images of client {name} is {count}; at "
+                "least one must be held out and one left: "
+                f"{fits if fewest > 1 else 'a client with one image cannot, raise partition.min_samples'}"
+            )
+        order = randomness.numpy_generator(seed, "probe", name).permutation(part.train)
+        found, position = np.unique(labels[order], return_inverse=True)
+        quota = np.bincount(position) * count / len(order)
+        taken = np.floor(quota).astype(np.int64)
+        taken[np.argsort(taken - quota, kind="stable")[: count - taken.sum()]] += 1  # the largest remainders
+        held = np.concatenate([order[position == c][: taken[c]] for c in range(len(found))])
+        clients[name] = replace(part, probe=np.sort(held), train=np.setdiff1d(part.train, held))
+    return replace(whole, clients=clients)

@@ -1,0 +1,193 @@
+"""Sources of images. Every source becomes one `Dataset`: uint8 images of one size, labels, names."""
+
+import json
+import logging
+import zipfile
+import zlib
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvit.core.errors import UserError, nearest
+from fedvit.core.settings import DataSettings
+from fedvit.data import cache, folders, medmnist
+from fedvit.data.dataset import Dataset, flat_labels, join_parts, with_channels
+from fedvit.data.torchvision_sets import TORCHVISION, class_names, from_torchvision, has_torchvision
+
+log = logging.getLogger(__name__)
+MEDMNIST = tuple(medmnist.CLASSES)
+
+
+def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
+    """The data set of these settings; folders are stored at `size` pixels unless data.size says otherwise.
+
+    Without a size a folder's images are not read: that is enough to see who would own what.
+    """
+    name, path = settings.name, locate(settings)
+    if name == "digits":
+        whole = load_digits()
+    elif name in TORCHVISION:
+        whole = from_torchvision(name, settings)
+    elif path is not None and path.is_dir():
+        whole = from_folder(path, settings, None if size is None else settings.size or size)
+    elif path is not None:
+        whole = from_npz(path)
+    else:
+        raise UserError(unknown(settings))
+    return whole
+
+
+def locate(settings: DataSettings) -> Path | None:
+    """The folder or npz file that `data.name` means: as named, or in the data folder."""
+    if settings.name == "digits" or settings.name in TORCHVISION:
+        return None
+    for name in (settings.name, f"{settings.name}.npz"):
+        path = settings.find(Path(name))
+        if path.is_dir() or (path.is_file() and path.suffix == ".npz"):
+            return path
+    return None
+
+
+def unknown(settings: DataSettings) -> str:
+    """What to say of a data set that is not there."""
+    where = settings.folder or "the data folder, which --data-dir or FEDVIT_DATA names"
+    if settings.name in MEDMNIST:
+        return (
+            f"{settings.name}.npz is not in {where}; MedMNIST publishes it (medmnist.com): fetch {settings.name}.npz "
+            "and put it there, nothing is downloaded by itself"
+        )
+    names = ["digits", *TORCHVISION, *MEDMNIST]
+    return (
+        f"unknown data set {settings.name!r}: not a folder, an npz file or a known name here or in {where}; "
+        f"{nearest(settings.name, names)}"
+    )
+
+
+def groups_of(settings: DataSettings) -> tuple[str, ...]:
+    """The domains or sites of a folder, without reading its images; none for any other source."""
+    if settings.site is not None:
+        return (settings.site,)
+    path = locate(settings)
+    return folders.group_names(path, settings.layout) if path is not None and path.is_dir() else ()
+
+
+# Sources.
+
+
+def load_digits() -> Dataset:
+    """1,797 handwritten digits of 8 x 8, embedded in scikit-learn: nothing is downloaded."""
+    pixels, labels = digits_from_file() or digits_from_sklearn()
+    grey = np.round(pixels * (255 / 16)).astype(np.uint8)
+    return Dataset("digits", grey.reshape(-1, 8, 8, 1), labels.astype(np.int64), tuple("0123456789"))
+
+
+def digits_from_file() -> tuple[np.ndarray, np.ndarray] | None:
+    """Read where scikit-learn keeps them: importing it takes a second."""
+    package = find_spec("sklearn")
+    file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None
+    if file is None or not file.is_file():
+        return None
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1]
+
+
+def digits_from_sklearn() -> tuple[np.ndarray, np.ndarray]:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return found.data, found.target
+
+
+def from_npz(path: Path) -> Dataset:
+    """MedMNIST's layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in file.files}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as problem:
+        raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
+    needed = ("train_images", "train_labels", "test_images", "test_labels")
+    missing = [key for key in needed if key not in arrays]
+    if missing:
+        raise UserError(f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'nothing'}")
+    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
+    images, labels, tests = [], [], []
+    for part in parts:
+        if f"{part}_labels" not in arrays:
+            raise UserError(f"{path} has {part}_images but no {part}_labels")
+        images.append(with_channels(arrays.pop(f"{part}_images"), path))
+        labels.append(flat_labels(arrays[f"{part}_labels"], path))
+        if len(images[-1]) != len(labels[-1]):
+            raise UserError(f"{path}: {part}_images and {part}_labels have different lengths")
+        tests.append(np.full(len(labels[-1]), part == "test"))
+    numbers = np.concatenate(labels)
+    names = class_names(arrays.get("class_names"), numbers, path)
+    return Dataset(path.stem, join_parts(images, path), numbers, names, np.concatenate(tests))
+
+
+def from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset:
+    """Image folders of any layout, decoded once into the cache; without a size they are only looked at."""
+    found = folders.scan(root, settings.layout, settings.class_list)
+    count = len(found.files)
+    key = folders.fingerprint(found.files, root)
+    if size is None:
+        entry = cache.Entry(np.broadcast_to(np.zeros((), np.uint8), (count, 1, 1, 3)), np.ones(count, np.bool_), {})
+    else:
+        modes: Counter[str] = Counter()
+        entry = cache.images(
+            settings.cache_folder,
+            key,
+            count,
+            size,
+            lambda number: folders.decode(found.files[number], (size, size), modes),
+            lambda: dict(modes),
+            skip_bad=settings.skip_bad,
+        )
+    good, kinds = entry.good, entry.about
+    if len(kinds) == 2:
+        log.warning("%s mixes %d grey and %d colour images: all become colour", root, kinds["grey"], kinds["colour"])
+    if not good.all():
+        log.warning("%d of %d files in %s could not be read and are left out", (~good).sum(), count, root)
+    groups, owners = found.groups, found.group_names
+    if settings.site is not None:
+        if groups is not None:
+            raise UserError(f"{root} has sites {', '.join(owners)} in it: the folder of {settings.site} is class/image")
+        groups, owners = np.zeros(count, dtype=np.int64), (settings.site,)
+    labels = found.labels[good]
+    for label, name in enumerate(found.class_names):
+        number = int((labels == label).sum())
+        if number == 0 and not settings.class_list:
+            raise UserError(f"the class {name!r} in {root} has no image that can be read")
+        if number == 1:
+            log.warning("the class %r in %s has one image: it can be trained on or tested, not both", name, root)
+    return Dataset(
+        root.name,
+        entry.images,
+        labels,
+        found.class_names,
+        None if found.official_test is None else found.official_test[good],
+        None if groups is None else groups[good],
+        owners,
+        json.dumps(key),
+    )
+
+
+def list_datasets(settings: DataSettings) -> list[dict[str, Any]]:
+    """Every data set by name, what it holds, and whether it is here."""
+    folder = settings.folder
+    entries = [{"name": "digits", "kind": "embedded", "images": 1797, "classes": 10, "present": True}]
+    for name, (kind, images, classes) in TORCHVISION.items():
+        entry = {"name": name, "kind": f"torchvision.{kind}", "images": images, "classes": classes}
+        entries.append({**entry, "present": has_torchvision(name, folder)})
+    here = {path.stem: path for path in sorted(folder.glob("*.npz"))} if folder and folder.is_dir() else {}
+    for name in dict.fromkeys([*MEDMNIST, *here]):
+        kind = "MedMNIST npz" if name in MEDMNIST else "npz"
+        entries.append({"name": name, "kind": kind, "images": None, "classes": None, "present": name in here})
+    if folder and folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and folders.looks_like_images(path):
+                kind = "folders by domain or site" if folders.group_names(path, "auto") else "folders by class"
+                entries.append({"name": path.name, "kind": kind, "images": None, "classes": None, "present": True})
+    return entries

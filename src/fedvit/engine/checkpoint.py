@@ -1,0 +1,93 @@
+"""Server and client memories on disk, atomically: a kill at any moment loses at most the round it hit.
+
+A round writes new files only; its manifest, written last by rename, points at them with hashes. Two generations are
+kept, so a damaged file costs one round. Randomness needs no state: it is keyed by round.
+"""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+from safetensors.torch import load, save
+
+from fedvit.core.errors import UserError
+from fedvit.core.files import Version, write_bytes
+from fedvit.core.payload import flatten, unflatten
+from fedvit.core.server import Server
+from fedvit.engine.client_store import ClientStore
+
+log = logging.getLogger(__name__)
+
+
+def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
+    """Commit a finished round."""
+    blob = save(flatten({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
+    version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
+    manifest = {"round": server.round, "server": version, "clients": store.versions}
+    write_bytes(folder, f"manifest-{server.round:06d}.json", json.dumps(manifest, sort_keys=True).encode())
+    collect_garbage(folder, server.round, store)
+
+
+def collect_garbage(folder: Path, round_: int, store: ClientStore) -> None:
+    """Keep this generation and the one before it. Touches only files of the last rounds, whatever their number."""
+    for path in [*folder.glob("manifest-*.json"), *folder.glob("server-*.safetensors")]:
+        if int(path.stem.rpartition("-")[2]) < round_ - 1:
+            path.unlink()
+    for _, file in (old for old in store.superseded if old[0] < round_):
+        (folder / file).unlink(missing_ok=True)
+    store.superseded = [old for old in store.superseded if old[0] >= round_]
+
+
+def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> Server | None:
+    """The newest whole generation, or None where there is no checkpoint. What is damaged is named."""
+    manifests = sorted(folder.glob("manifest-*.json"), reverse=True)
+    damage = []
+    for path in manifests:
+        try:
+            manifest = json.loads(path.read_text())
+            blob = whole(folder, manifest["server"])
+            for version in manifest["clients"].values():
+                whole(folder, version)  # one at a time: all memories together may not fit
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            damage.append(f"{path.name}: {problem}")
+            log.warning("checkpoint %s is damaged (%s); trying the generation before it", path.name, problem)
+            continue
+        groups = unflatten(load(blob))
+        memory = {k.removeprefix("memory:"): v for k, v in groups.items() if k.startswith("memory:")}
+        store.versions = manifest["clients"]
+        if clean:
+            sweep(folder, manifest["round"])
+            current = {version["file"] for version in store.versions.values()}
+            older = sorted(f"clients/{path.name}" for path in folder.glob("clients/*"))
+            store.superseded = [(manifest["round"], file) for file in older if file not in current]
+        return Server(manifest["round"], groups.get("shared", {}), memory)
+    if damage:
+        raise UserError(
+            f"no generation of the checkpoint in {folder} is whole ({'; '.join(damage)}): "
+            "remove the run's folder, or give another --out, and start again"
+        )
+    return None
+
+
+def whole(folder: Path, version: Version) -> bytes:
+    """The bytes of a file, if they are the ones that were written."""
+    blob = (folder / version["file"]).read_bytes()
+    if hashlib.sha256(blob).hexdigest() != version["sha256"]:
+        raise ValueError(f"{version['file']} is not what was written")
+    return blob
+
+
+def sweep(folder: Path, round_: int) -> None:
+    """Remove what no generation up to this round needs: newer files of a lost round, and half-written ones."""
+    needed = set()
+    for path in folder.glob("manifest-*.json"):
+        if int(path.stem.rpartition("-")[2]) <= round_:
+            try:
+                manifest = json.loads(path.read_text())
+                needed |= {path.name, manifest["server"]["file"], *(v["file"] for v in manifest["clients"].values())}
+            except (ValueError, KeyError, TypeError):
+                continue  # damaged, so it keeps nothing alive
+    for path in [*folder.glob("*"), *folder.glob("clients/*")]:
+        if path.is_file() and str(path.relative_to(folder)) not in needed:
+            path.unlink()

@@ -1,0 +1,130 @@
+"""What a method will cost before anything is trained: the numbers of the real payloads, not of a formula."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedvit.core import tree
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan
+from fedvit.core.settings import Experiment
+from fedvit.engine.net import Net, make_net, window_of
+from fedvit.engine.split_loop import Loopback, one_step
+from fedvit.methods import fedfed
+from fedvit.models.build import macs_per_example
+from fedvit.models.cuts import Parts, Where
+from fedvit.models.plugins.specs import Splitter
+from fedvit.split.client import ClientSide
+from fedvit.split.plan import SplitPlan
+from fedvit.split.server import ServerSide
+
+
+def cost(experiment: Experiment, classes: int) -> dict[str, Any]:
+    """Parameters by role, bytes of one sampled client in one round, multiply-adds, and what a client must keep.
+
+    Where clients differ in width these are the numbers of one with the first of the method's `rates`.
+    """
+    net = make_net(experiment, classes, torch.device("cpu"))
+    if net.plan.split is not None:
+        return split_cost(net, experiment)
+    down = Payload() if net.plan.pooled else net.plan.dispatch(net.server([]), "0")
+    net = net.at(window_of(down))
+    return {
+        "params": net.params(),
+        "nbytes": {"down": down.nbytes, "up": up_nbytes(net)},
+        "macs_per_example": macs_per_example(net.module, net.inputs.size),
+        "memory_nbytes": net.memory_nbytes,
+        "training_passes": net.plan.passes(experiment.train.epochs),
+        "probe_passes": net.plan.probe_passes(net.module, net.roles),
+        **variations(experiment, classes, net),
+    }
+
+
+def variations(experiment: Experiment, classes: int, net: Net) -> dict[str, Any]:
+    """What differs from the first round, or from a client with the first rate."""
+    found: dict[str, Any] = {}
+    rates = sorted({rate.rpartition("=")[2] for rate in str(experiment.method.get("rates", "")).split(",") if rate})
+    if len(rates) > 1:
+        each = [experiment.model_copy(update={"method": {**experiment.method, "rates": rate}}) for rate in rates]
+        found["by_rate"] = {rate: cost(one, classes) for rate, one in zip(rates, each, strict=True)}
+    elif not net.plan.pooled and net.window.rate == 1:
+        last = experiment.train.rounds
+        late = net.plan.dispatch(replace(net.server([]), round=last - 1), "0").nbytes
+        if late != net.plan.dispatch(net.server([]), "0").nbytes:
+            found["nbytes_last_round"] = {"down": late, "up": up_nbytes(net, last)}
+    if any(isinstance(plugin, Splitter) for plugin in net.plan.build):
+        found["nbytes_once_per_image"] = residual_nbytes(net)
+    return found
+
+
+def residual_nbytes(net: Net) -> int:
+    """What FedFed's clients make of one training image: it goes up once, and down once to every other client."""
+    client, size = net.bare_client(), net.inputs.size
+    image, label = torch.zeros(1, size, size, 3, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    client.data = replace(client.data, images=image, labels=label, train=label)
+    return tree.nbytes(fedfed.residuals(client, fedfed.parts(net.initial)[0], mild=0.0, strong=0.0))
+
+
+def split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
+    """The same for split learning, where bytes grow with the steps; those given are of one step of one client."""
+    costs = split_costs(net, experiment.train.batch)
+    return {
+        "params": net.params(),
+        "nbytes": costs["step_nbytes"],
+        "macs_per_example": macs_per_example(net.module, net.inputs.size),
+        "memory_nbytes": net.memory_nbytes,
+        "training_passes": net.plan.passes(experiment.train.epochs),
+        "probe_passes": 0,
+        **costs,
+    }
+
+
+def split_costs(net: Net, batch: int) -> dict[str, Any]:
+    """Who computes and keeps what, and the bytes of one step, from a step that is really taken, on black images."""
+    split = net.plan.split
+    if split is None:
+        return {}
+    parts = Parts(net.module, split.cut)
+    x = torch.zeros(1, 3, net.inputs.size, net.inputs.size, device=next(net.module.parameters()).device)
+    net.module.eval()
+    macs = {}
+    with torch.no_grad():
+        for part in get_args(Where):
+            with FlopCounterMode(display=False) as counter:
+                x = parts.run(part, {}, x, depth=split.deepest(parts))
+            macs[part] = int(counter.get_total_flops()) // 2
+    weights = dict(net.module.named_parameters())
+    own = [weights[name] for name in split.cut.names(net.module, "head", "tail") if name in weights]
+    return {
+        "client_macs_per_example": macs["head"] + macs["tail"],
+        "server_macs_per_example": macs["body"],
+        "client_weight_nbytes": sum(w.numel() * w.element_size() for w in own),
+        "step_nbytes": step_nbytes(net, split, parts, batch),
+    }
+
+
+def step_nbytes(net: Net, split: SplitPlan, parts: Parts, batch: int) -> dict[str, int]:
+    """Tensor bytes of one step of one client, by direction; the start of a round and averages are not in it.
+
+    All that crosses in a step grows with the batch, so one image is enough to know.
+    """
+    client = net.bare_client()
+    client.settings = replace(client.settings, batch=1, device=next(net.module.parameters()).device)
+    size, everything = net.inputs.size, torch.arange(2)
+    images = torch.zeros(2, size, size, 3, dtype=torch.uint8)
+    client.data = replace(client.data, images=images, labels=torch.zeros_like(everything), train=everything)
+    side = ServerSide(split, parts, net.shared, {}, 1, 0, 1.0, client.settings.device, autocast=nullcontext)
+    channel = Loopback(side)
+    one_step(ClientSide(split, parts, client).requests(average=False), channel)  # the first of two steps
+    return {"down": batch * channel.down["0"], "up": batch * channel.up["0"]}
+
+
+def up_nbytes(net: Net, round_: int = 1) -> int:
+    """The size of the report that a client would send after training nothing."""
+    plan: Plan = net.plan
+    if plan.pooled:
+        return 0
+    return plan.report(replace(net.bare_client(), round=round_), net.initial, net.initial).nbytes

@@ -1,0 +1,210 @@
+"""The federated loop: one for every plan and every transport."""
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedvit.core.metrics import AUROC, METRICS, over_clients
+from fedvit.core.payload import Failure, Payload
+from fedvit.core.plan import Plan, Report
+from fedvit.core.server import Server, sample
+from fedvit.core.settings import Experiment
+from fedvit.core.tree import Tree
+from fedvit.engine.ledger import Ledger, per_client
+from fedvit.engine.net import POOLED
+from fedvit.engine.transport import Task, Transport
+
+log = logging.getLogger(__name__)
+Scores = Mapping[str, Mapping[str, float]]  # client -> "<view>_<metric>" -> value
+
+
+@dataclass(frozen=True)
+class Round:
+    """A finished round: the server after it, its line in rounds.jsonl, and the clients' scores if taken."""
+
+    server: Server
+    row: dict[str, Any]
+    scores: Scores | None
+    ledger: Ledger
+
+
+def federate(
+    plan: Plan,
+    server: Server,
+    transport: Transport,
+    experiment: Experiment,
+    evaluate_server: Callable[[Tree, int, Scores], Mapping[str, float] | None] | None,
+    test_samples: Mapping[str, int],
+) -> Iterator[Round]:
+    """Run the rounds after `server.round`, one at a time, until the last or the accuracy that was asked for."""
+    train, run = experiment.train, experiment.run
+    clients = list(transport.clients())
+    for number in range(server.round + 1, train.rounds + 1):
+        ledger = Ledger()
+        before = server
+        cohort = choose(plan, clients, experiment, number)
+        answers: dict[str, Payload] = {}  # what is needed of them after aggregation
+        with ledger.phase("aggregate"):
+            server, loss, failed = train_round(plan, before, transport, experiment, cohort, number, ledger, answers)
+        with ledger.phase("store"):
+            transport.commit(number)
+        scores, views = None, None
+        if is_evaluated(number, experiment):
+            with ledger.phase("evaluate"):
+                inside = run.evaluate == "in_round" and not plan.pooled
+                tested = dict.fromkeys(clients, before if inside else server)
+                scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {})
+                views = summarize(scores, test_samples)
+                found = evaluate_server(server.shared, number, scores) if evaluate_server is not None else None
+                if found is not None:
+                    views["server"] = server_view(found)
+        row = {
+            "round": number,
+            "cohort": cohort,
+            "failed": failed,
+            "loss": loss,
+            "nbytes_down": 0 if plan.pooled else per_client(ledger.down),
+            "nbytes_up": 0 if plan.pooled else per_client(ledger.up),
+            "nbytes_evaluation": ledger.evaluation,
+            "views": views,
+        }
+        choices = {
+            name: answer.trees["choice"]["layers"] for name, answer in answers.items() if "choice" in answer.trees
+        }
+        if choices:
+            row["choice"] = {name: mask.nonzero().flatten().tolist() for name, mask in choices.items()}
+        yield Round(server, row, scores, ledger)
+        if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
+            return
+
+
+def is_evaluated(number: int, experiment: Experiment) -> bool:
+    """Every `eval_every` rounds, and always after the last."""
+    every = experiment.run.eval_every
+    return number == experiment.train.rounds or bool(every and number % every == 0)
+
+
+def reached(accuracy: float | None, wanted: float | None) -> bool:
+    """Whether `--until-accuracy` was given and is met."""
+    return accuracy is not None and wanted is not None and accuracy >= wanted
+
+
+def choose(plan: Plan, clients: list[str], experiment: Experiment, number: int) -> list[str]:
+    """Who trains in this round."""
+    if plan.pooled:
+        return [POOLED]
+    if plan.schedule == "every_round":
+        return clients
+    assert experiment.train.cohort is not None
+    return sample(clients, experiment.train.cohort, experiment.run.seed, number)
+
+
+def train_round(
+    plan: Plan,
+    server: Server,
+    transport: Transport,
+    experiment: Experiment,
+    cohort: list[str],
+    number: int,
+    ledger: Ledger,
+    answers: dict[str, Payload],
+) -> tuple[Server, float | None, list[str]]:
+    """Dispatch, train, aggregate as a stream. A round in which everybody fails leaves the server as it was."""
+    failed: list[str] = []
+    losses: list[tuple[float, float]] = []
+    equal = (experiment.train.weighting or plan.weighting) == "equal"
+    messages = {name: for_round(plan.dispatch(server, name), number) for name in cohort}
+    if not plan.pooled:  # the pooled owner sits where the server sits
+        ledger.down = [message.nbytes for message in messages.values()]
+
+    def reports() -> Iterator[Report]:
+        for name, answer in ledger.awaited("train", transport.exchange("train", messages)):
+            if isinstance(answer, Failure):
+                log.warning("round %d: client %s %s", number, name, answer.reason)
+                failed.append(name)
+                continue
+            if not plan.pooled:
+                ledger.up.append(answer.nbytes)
+            examples = answer.scalars["examples"]
+            if "loss" in answer.scalars:
+                losses.append((examples, answer.scalars["loss"]))
+            if experiment.run.evaluate == "in_round":  # clients are tested with their own shared weights
+                answers[name] = Payload(answer.trees)
+            elif "choice" in answer.trees:  # copied, because a small part would keep the whole answer in memory
+                answers[name] = Payload({"choice": {key: t.clone() for key, t in answer.trees["choice"].items()}})
+            yield Report(name, 1.0 if equal else examples, answer)
+
+    stream = reports()
+    first = next(stream, None)
+    if first is not None:
+        server = plan.aggregate(server, itertools.chain([first], stream))
+    examples = sum(count for count, _ in losses)
+    loss = sum(count * value for count, value in losses) / examples if examples else None
+    return replace(server, round=number), loss, failed
+
+
+def evaluate(
+    plan: Plan,
+    servers: Mapping[str, Server],
+    transport: Transport,
+    number: int,
+    ledger: Ledger,
+    answers: Mapping[str, Payload] = {},
+) -> dict[str, dict[str, float]]:
+    """Every client's views, sampled or not; one in `answers` gets back what it reported instead of the server's."""
+    messages = {name: for_round(plan.dispatch(server, name), number) for name, server in servers.items()}
+    for name, reported in answers.items():
+        groups = {key: reported.trees.get(key, group) for key, group in messages[name].trees.items()}
+        messages[name] = replace(messages[name], trees=groups)
+    task: Task = "evaluate"
+    scores = {}
+    for name, answer in transport.exchange(task, messages):
+        if isinstance(answer, Failure):
+            log.warning("round %d: client %s was not evaluated: %s", number, name, answer.reason)
+            continue
+        scores[name] = dict(answer.scalars)
+    if not plan.pooled:
+        ledger.evaluation = sum(message.nbytes for message in messages.values())
+    return scores
+
+
+def for_round(payload: Payload, number: int) -> Payload:
+    """The payload with the round it belongs to."""
+    return replace(payload, scalars={**payload.scalars, "round": number})
+
+
+def view_names(scores: Scores) -> list[str]:
+    """The views that all clients were scored under, in order of appearance."""
+    keys = [key for key in next(iter(scores.values())) if key.endswith("_balanced_accuracy")]
+    return [key.removesuffix("_balanced_accuracy") for key in keys if all(key in score for score in scores.values())]
+
+
+def server_view(score: Mapping[str, float]) -> dict[str, float | None]:
+    """One model on one test set: there are no clients to take a deviation over."""
+    spread = dict.fromkeys(("std", "worst_decile", "best_decile"))
+    return {
+        "mean": score["accuracy"],
+        "micro": score["accuracy"],
+        **spread,
+        **{m: score[m] for m in (*METRICS[1:], AUROC) if m in score},
+    }
+
+
+def summarize(scores: Scores, test_samples: Mapping[str, int]) -> dict[str, dict[str, float | None]]:
+    """Every view over all clients."""
+    sizes = [test_samples[name] for name in scores]
+    views: dict[str, dict[str, float | None]] = {}
+    for view in view_names(scores):
+        columns = {m: [score[f"{view}_{m}"] for score in scores.values()] for m in METRICS}
+        views[view] = {**over_clients(columns["accuracy"], sizes)}
+        for metric in METRICS[1:]:
+            views[view][metric] = sum(columns[metric]) / len(sizes)
+        val = [score[f"{view}_val_accuracy"] for score in scores.values() if f"{view}_val_accuracy" in score]
+        if val:
+            views[view]["val"] = sum(val) / len(val)
+        areas = [score[f"{view}_{AUROC}"] for score in scores.values() if f"{view}_{AUROC}" in score]
+        if areas:  # over the clients where it is defined
+            views[view] |= {AUROC: sum(areas) / len(areas), f"{AUROC}_clients": len(areas)}
+    return views

@@ -1,0 +1,267 @@
+"""The one model of a process: built once, with the role of every weight."""
+
+import logging
+import math
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import nn
+
+from fedvit.core import tree
+from fedvit.core.batches import ClientData, InputSettings
+from fedvit.core.client import Client, LocalSettings, Memory, Predictor
+from fedvit.core.errors import UserError
+from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan, own_model
+from fedvit.core.roles import Roles, assign
+from fedvit.core.server import Server
+from fedvit.core.settings import Experiment, TrainSettings
+from fedvit.core.training import load_
+from fedvit.core.tree import Tree
+from fedvit.engine.activation_cache import (
+    BESIDE_HEAD,
+    lies_under,
+)
+from fedvit.methods import METHODS, plan_of
+from fedvit.methods.tunes import Tune, make_tune, trainable_names
+from fedvit.models.build import build, input_settings
+from fedvit.models.cuts import TAIL
+from fedvit.models.groups import state
+from fedvit.models.plugins.specs import Plugin
+from fedvit.models.token_skipping import skip_unread_tokens_
+from fedvit.models.width import FULL, Window, axes, cut, narrow
+from fedvit.split.plan import SplitPlan
+
+log = logging.getLogger(__name__)
+POOLED = "/pooled"  # the one client of a plan that pools all data; no folder can have this name
+
+
+@dataclass(frozen=True)
+class Net:
+    """The model of one process for its whole life, with the role of every weight."""
+
+    plan: Plan
+    tune: Tune
+    module: nn.Module
+    roles: Roles
+    inputs: InputSettings
+    initial: Tree  # trainable weights at the start
+    frozen: Tree
+    live: Tree  # the module's own tensors
+    classes: int
+    compiled: Predictor | None = None  # the module for training, as torch.compile makes it
+    skips: bool = False  # whether the last block skips tokens that nobody reads
+    window: Window = FULL
+    narrower: dict[float, "Net"] = field(default_factory=dict)  # by rate, the newest window of each
+
+    def at(self, window: Window) -> "Net":
+        """The part of this net in a window: one module per rate, with the weights of the newest window asked for."""
+        if window.rate == 1:
+            return self
+        known = self.narrower.get(window.rate)
+        if known is None or known.window != window:
+            module = known.module if known else narrow(self.module, window.rate)
+            codes = axes(self.module)
+            initial, frozen = (cut(weights, codes, window) for weights in (self.initial, self.frozen))
+            live = state(module)
+            load_(live, {**initial, **frozen})
+            known = replace(
+                self,
+                module=module,
+                initial=initial,
+                frozen=frozen,
+                live=live,
+                window=window,
+                narrower={},
+                compiled=None,
+            )
+            self.narrower[window.rate] = known
+        return known
+
+    @property
+    def shared(self) -> Tree:
+        return tree.pick(self.initial, self.roles.shared)
+
+    def server(self, clients: Sequence[str]) -> Server:
+        """The server before round 1."""
+        self.plan.admit(clients)
+        return Server(0, self.shared, self.plan.start(self.module, self.shared), tuple(clients))
+
+    @property
+    def memory_nbytes(self) -> int:
+        """What a client keeps between rounds."""
+        trees = [tree.pick(self.initial, self.roles.personal), *self.plan.remembers(self.module, self.initial).values()]
+        return sum(map(tree.nbytes, trees))
+
+    @property
+    def one_global_model(self) -> bool:
+        """Whether the server's weights alone make a model."""
+        return not self.roles.personal
+
+    def clients_test_the_servers(self, clients: Sequence[str]) -> bool:
+        """Whether clients test the server's weights as they are, whatever they get beside them."""
+        server = self.server(clients)
+        plain = self.plan.dispatch(server, clients[0]).trees.get("shared") is server.shared
+        return plain and self.plan.views is own_model and self.one_global_model
+
+    def bare_client(self, memory: Memory | None = None) -> Client:
+        """A client without images: enough to ask a plan what it would send, or for its own weights."""
+        nothing = torch.zeros(0, dtype=torch.int64)
+        no_images = torch.zeros(0, 1, 1, 3, dtype=torch.uint8)
+        data = ClientData(no_images, nothing, nothing, nothing, nothing, nothing, self.classes)
+        settings = LocalSettings(lr=1.0)
+        memory = memory or {}
+        return Client(
+            "0", 1, self.roles, self.initial, self.frozen, data, memory, settings, self.module, self.inputs, self.live,
+            self.compiled, self.window.rate,
+        )  # fmt: skip
+
+    def params(self) -> dict[str, int]:
+        """Numbers by role; buffers are not parameters."""
+        sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()}
+
+        def count(names: tuple[str, ...]) -> int:
+            return sum(sizes.get(name, 0) for name in names)
+
+        r = self.roles
+        return {
+            "total": sum(sizes.values()),
+            "trainable": count(r.trainable),
+            "shared": count(r.shared),
+            "personal": count(r.personal),
+            "frozen": count(r.frozen),
+        }
+
+
+def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
+    """Build the model and meet method and tune in it."""
+    plan, tune = plan_of(experiment), make_tune(experiment.tune)
+    model = experiment.model
+    if model.weights is not None:
+        model = model.model_copy(update={"weights": experiment.data.find(model.weights)})
+    own = experiment.own.module
+    module = build(model, classes, join_plugins(plan.build, tune.build), experiment.run.seed, own)
+    roles = assign(module, plan.roles, trainable_names(module, tune, plan.build))
+    if not roles.trainable:
+        raise UserError(
+            f"{experiment.label} trains nothing: the method freezes all that the tune would train; "
+            "choose another tune, such as full or bias"
+        )
+    plan.check(module, roles)
+    if plan.split is not None:
+        check_split_settings(experiment, plan.split)
+    for simpler in (METHODS["fedavg"](), METHODS["local"](), METHODS["fedper"]()):
+        if differ_in_roles_only(plan, simpler):
+            same = assign(module, simpler.roles, trainable_names(module, tune, simpler.build)) == roles
+            if same and plan.name != simpler.name:
+                log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
+    if plan.split is not None and plan.split.init == "random" and not model.from_scratch:
+        untrained = model.model_copy(update={"weights": None, "pretrained": False})
+        fresh = state(build(untrained, classes, join_plugins(plan.build, tune.build), experiment.run.seed, own))
+        names = [name for name in plan.split.cut.names(module, "head", "tail") if name in roles.trainable]
+        load_(state(module), tree.pick(fresh, names))
+    tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
+    module = module.to(device)
+    skips = may_skip_tokens(plan, roles, experiment)
+    if skips:
+        skip_unread_tokens_(module)
+    return Net(
+        plan=plan,
+        tune=tune,
+        module=module,
+        roles=roles,
+        inputs=input_settings(module, model),
+        initial=tree.pick(tensors, roles.trainable),
+        frozen=tree.pick(tensors, roles.frozen),
+        live=state(module),
+        classes=classes,
+        compiled=compile_module(module) if experiment.train.compile else None,
+        skips=skips,
+    )
+
+
+def compile_module(module: nn.Module) -> Predictor:
+    """The module as torch.compile makes it at its first batch; on a CPU that takes a C++ compiler."""
+    if next(module.parameters()).device.type == "cpu" and not (os.environ.get("CXX") or shutil.which("g++")):
+        raise UserError(
+            "train.compile needs a C++ compiler, and there is no g++ here: install it, or leave compile out"
+        )
+    made: Predictor = torch.compile(module)
+    return made
+
+
+def may_skip_tokens(plan: Plan, roles: Roles, experiment: Experiment) -> bool:
+    """Whether all that anybody sees of the last block goes through the classifier.
+
+    Not where activations cross, and not for a stranger's plan or module, which may look at tokens. Nor where only what
+    comes behind the blocks learns: an image passes them once, and sums of few rows round differently in every batch.
+    """
+    behind = all(lies_under(name, (*TAIL, *BESIDE_HEAD)) for name in roles.trainable)
+    ours = experiment.own.plan is None and experiment.own.module is None
+    return plan.split is None and ours and not behind
+
+
+def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
+    """Settings that mean nothing where activations cross instead of weights are refused, not ignored."""
+    run = experiment.run
+    if run.before_after or run.evaluate == "in_round" or experiment.train.weighting == "samples":
+        raise UserError(
+            f"{experiment.label} is split learning, which knows no run.before_after, no run.evaluate=in_round and no "
+            "train.weighting=samples: leave them out"
+        )
+    if experiment.train.compile:
+        raise UserError(f"{experiment.label} is split learning, whose parts are not compiled: leave train.compile out")
+    if split.black_box and split.init == "random" and not experiment.model.from_scratch:
+        raise UserError("black_box=true leaves the head as it is, and init=random would leave it random: choose one")
+
+
+def differ_in_roles_only(a: Plan, b: Plan) -> bool:
+    """Whether two plans would be the same if their weights had the same roles."""
+    return replace(a, name="", roles=()) == replace(b, name="", roles=())
+
+
+def join_plugins(method: tuple[Plugin, ...], tune: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
+    """The plugins of both; a kind that both name exists once, as the method wants it."""
+    kinds = {plugin.kind for plugin in method}
+    return (*method, *(plugin for plugin in tune if plugin.kind not in kinds))
+
+
+def local_settings(experiment: Experiment, round_: int, device: torch.device) -> LocalSettings:
+    """How clients train in this round."""
+    train, run = experiment.train, experiment.run
+    assert train.lr is not None
+    assert train.optimizer is not None
+    return LocalSettings(
+        lr=train.lr * rate_factor(train, round_),
+        optimizer=train.optimizer,
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        epochs=train.epochs,
+        batch=train.batch,
+        augment=train.augment,
+        precision=run.precision,
+        device=device,
+        seed=run.seed,
+    )
+
+
+def window_of(down: Payload) -> Window:
+    """The window that a message's weights lie in; the server says it beside them."""
+    return Window(down.scalars.get("rate", 1.0), int(down.scalars.get("shift", 0)))
+
+
+def rate_factor(train: TrainSettings, round_: int) -> float:
+    """The schedule over rounds, 1 at the first."""
+    match train.schedule:
+        case "constant":
+            return 1.0
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (round_ - 1) / train.rounds))
+        case "step":  # at half and three quarters of the rounds, as FedBABU's authors do
+            decay = 0.1 if train.decay is None else train.decay
+            return float(decay ** sum(round_ > train.rounds * share for share in (0.5, 0.75)))
+        case "exp":
+            return float((0.99 if train.decay is None else train.decay) ** (round_ - 1))

@@ -1,0 +1,269 @@
+"""Several processes on one machine, each with one model for its whole life. Messages go through shared memory."""
+
+import logging
+import os
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedvit.core import payload
+from fedvit.core.errors import UserError
+from fedvit.core.payload import Failure, Payload
+from fedvit.core.settings import Experiment
+from fedvit.data.dataset import Dataset
+from fedvit.data.partition.records import Split
+from fedvit.engine.client_store import memory_from_bytes, memory_to_bytes
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.net import make_net
+from fedvit.engine.pool_size import EMPTY_IMAGE
+from fedvit.engine.processes import context_for
+from fedvit.engine.shared_memory import SharedBuffers, SharedMessage, map_of, open_map, shared_array
+from fedvit.engine.system import peak_rss_mb
+from fedvit.engine.transport import Task
+from fedvit.engine.worker import Worker
+
+log = logging.getLogger(__name__)
+WAITING = 2**28  # bytes of answers that may wait for a client whose turn is earlier,
+AHEAD = 16  # and how many of them for each process
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's task for a process: its message and memory."""
+
+    task: Task
+    client: str
+    down: SharedMessage | None  # None: the same message as for the last client of this process
+    memory: SharedMessage
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a process sends back; `problem` is a user's mistake or a traceback."""
+
+    up: SharedMessage | None = None
+    memory: SharedMessage | None = None
+    peak_mb: float = 0.0  # of the process's memory
+    problem: str | None = None
+    mistake: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A client's answer as bytes, until its turn comes."""
+
+    up: bytes
+    kept: bytes | None
+
+
+class WorkerPool:
+    """The transport of `--workers`: as `InProcess`, with the clients' work in other processes.
+
+    Answers come in the order of the messages whatever the order of work, and every client's work depends on its own
+    message and memory alone, so the result does not depend on the number of processes.
+    """
+
+    def __init__(self, inner: InProcess, dataset: Dataset, count: int):
+        self.inner, self.count = inner, count
+        log.info("%d processes share the clients' work", count)
+        worker = inner.worker
+        context = context_for(worker.experiment.run.devices)
+        pictures = dataset.images if isinstance(dataset.images, np.memmap) else shared_array(dataset.images)
+        source = (worker.experiment, replace(dataset, images=EMPTY_IMAGE, labels=dataset.labels[:1]), worker.split)
+        self.connections: list[Connection] = []
+        self.processes = []
+        self.rooms: dict[Connection, SharedBuffers] = {}
+        self.home: dict[str, Connection] = {}  # where a client was last: there is what frozen layers make of its images
+        self.last: tuple[Any, bytes] | None = None  # the newest message
+        self.holds: dict[Connection, bytes] = {}  # the message that a process has
+        self.peak_mb = 0.0  # the most memory that one of them has used
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            arguments = (
+                theirs,
+                *source,
+                map_of(pictures),
+                dataset.labels,
+                device_of(worker.experiment.run.devices, number),
+                count + 1,
+            )
+            process = context.Process(target=serve_tasks, args=arguments, name=f"fedvit-{number}", daemon=True)
+            process.start()
+            theirs.close()  # so that the end of a process is seen as the end of its pipe
+            self.connections.append(ours)
+            self.rooms[ours] = SharedBuffers()
+            self.processes.append(process)
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for connection in self.connections:
+            connection.close()
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.terminate()
+
+    def clients(self) -> Sequence[str]:
+        return self.inner.clients()
+
+    def commit(self, round_: int) -> None:
+        self.inner.commit(round_)
+
+    def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
+        waiting, idle, answers = list(messages), list(self.connections), dict[str, Answer | Failure]()
+        running: dict[Connection, str] = {}
+        begun, self.last, self.holds = 0, None, {}
+        largest = max((message.nbytes for message in messages.values()), default=0)
+        few = self.count * max(2, min(AHEAD, WAITING // max(1, largest * self.count)))
+        for number, name in enumerate(messages):
+            while True:  # a process that is free gets its next task before an answer is looked at
+                while idle and waiting and begun < number + few:  # only few answers wait
+                    near = waiting[: number + few - begun]  # the last place is for the one that is due
+                    client = max(near, key=lambda name: (self.home.get(name) is idle[-1], self.images(task, name)))
+                    waiting.remove(client)
+                    begun += 1
+                    self.start(idle, running, answers, task, client, messages[client])
+                if name in answers:
+                    break
+                self.collect(idle, running, answers)
+            yield name, self.opened(name, answers.pop(name))
+
+    def images(self, task: Task, client: str) -> int:
+        """How long a client will take, roughly: the longest go first, so that all processes end together."""
+        part = self.inner.worker.part(client)
+        return len(part.train if task == "train" else part.test)
+
+    def start(
+        self,
+        idle: list[Connection],
+        running: dict[Connection, str],
+        answers: dict[str, Answer | Failure],
+        task: Task,
+        name: str,
+        down: Payload,
+    ) -> None:
+        """Hand a task to the last idle process."""
+        if task == "train" and self.inner.fails(name, int(down.scalars["round"])):
+            answers[name] = Failure("dropped out (train.dropout)")
+            return
+        connection = idle.pop()
+        if self.inner.worker.activations is not None:
+            self.home[name] = connection
+        message, rooms = self.message(down), self.rooms[connection]
+        known = self.holds.get(connection) is message
+        memory = rooms.memory.put(memory_to_bytes(self.inner.store.get(name)))
+        try:
+            connection.send(Job(task, name, None if known else rooms.down.put(message), memory))
+        except OSError as problem:
+            raise RuntimeError(f"a worker process has died before client {name}") from problem
+        running[connection], self.holds[connection] = name, message
+
+    def message(self, down: Payload) -> bytes:
+        """A message for other processes; the same bytes where the next client gets the same tensors."""
+        key = tuple((group, id(tree)) for group, tree in down.trees.items()), tuple(down.scalars.items())
+        if self.last is None or self.last[0] != key:
+            self.last = key, payload.to_bytes(down)
+        return self.last[1]
+
+    def collect(
+        self, idle: list[Connection], running: dict[Connection, str], answers: dict[str, Answer | Failure]
+    ) -> None:
+        """Wait for some process and take its answer."""
+        for ready in wait(list(running)):
+            assert isinstance(ready, Connection)
+            name = running.pop(ready)
+            try:
+                done: Done = ready.recv()
+            except (EOFError, OSError) as problem:
+                raise RuntimeError(
+                    f"the worker process of client {name} has died; was it out of memory? --workers 1 takes less"
+                ) from problem
+            if done.problem is not None:
+                raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
+            assert done.up is not None
+            rooms = self.rooms[ready]
+            self.peak_mb = max(self.peak_mb, done.peak_mb)
+            kept = None if done.memory is None else rooms.kept.take(done.memory)
+            answers[name] = Answer(rooms.up.take(done.up), kept)
+            idle.append(ready)
+
+    def opened(self, name: str, answer: Answer | Failure) -> Payload | Failure:
+        """A client's answer; what it remembers waits for the end of the round."""
+        if isinstance(answer, Failure):
+            return answer
+        if answer.kept is not None:
+            self.inner.pending[name] = memory_from_bytes(answer.kept)
+        return payload.from_bytes(answer.up)
+
+
+def device_of(devices: Sequence[str], number: int) -> str:
+    """The devices in turn; `cuda` alone means every GPU."""
+    if list(devices) == ["cuda"]:
+        return f"cuda:{number % torch.cuda.device_count()}"
+    return devices[number % len(devices)]
+
+
+def serve_tasks(
+    connection: Connection,
+    experiment: Experiment,
+    empty: Dataset,
+    split: Split,
+    images: Any,
+    labels: Any,
+    device: str,
+    processes: int,
+) -> None:
+    """A worker process: build the model once, then play clients until the pipe is closed."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(experiment.run.threads)
+    worker: Worker | None = None
+    down: Payload | None = None
+    rooms = SharedBuffers()
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        while True:
+            job: Job = connection.recv()
+            try:
+                if worker is None:
+                    dataset = replace(empty, images=open_map(images), labels=labels)
+                    place = torch.device(device)
+                    worker = Worker(
+                        experiment, make_net(experiment, dataset.classes, place), dataset, split, place, processes
+                    )
+                if job.down is not None:
+                    down = payload.from_bytes(rooms.down.take(job.down))
+                assert down is not None
+                done = work(worker, rooms, job, down)
+            except UserError as problem:
+                done = Done(problem=str(problem), mistake=True)
+            except Exception:  # whatever it is, the parent must hear of it
+                done = Done(problem=traceback.format_exc())
+            connection.send(done)
+
+
+def work(worker: Worker, rooms: SharedBuffers, job: Job, down: Payload) -> Done:
+    memory = memory_from_bytes(rooms.memory.take(job.memory))
+    if job.task == "evaluate":
+        return Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
+    up, kept = worker.train(job.client, down, memory)
+    return Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)), peak_rss_mb())
+
+
+def end_with_parent() -> None:
+    """A parent that was killed closes no pipes that we read while we compute: wait for its end."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,78 @@
+"""How many worker processes fit on this machine."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvit.core import tree
+from fedvit.core.errors import UserError
+from fedvit.core.settings import Experiment
+from fedvit.core.training import eval_mode
+from fedvit.data.dataset import Dataset
+from fedvit.data.partition.records import Split
+from fedvit.engine.net import Net
+from fedvit.engine.system import cores, free_ram, free_shared_memory
+
+log = logging.getLogger(__name__)
+
+
+def number_of_workers(wanted: int | None, experiment: Experiment, net: Net, dataset: Dataset, split: Split) -> int:
+    """How many processes share the clients' work: as many as asked for, else as cores, clients and memory allow."""
+    run, plan = experiment.run, net.plan
+    if plan.split is not None or plan.pooled:
+        return 1
+    in_memory = 0 if isinstance(dataset.images, np.memmap) else dataset.images.nbytes
+    message = max(tree.nbytes(net.shared), plan.dispatch(net.server(split.seen), split.seen[0]).nbytes)
+    shared, each = free_shared_memory(), 2 * (message + net.memory_nbytes)  # there and back
+    room = math.inf if shared is None else (0.8 * shared - in_memory) // max(1, each)
+    if wanted is not None or len(run.devices) > 1:
+        count = max(wanted or 1, len(run.devices))
+        if count > 1 and count > room:
+            raise UserError(
+                f"{count} worker processes need {(in_memory + count * each) / 0.8e6:.0f} MB of shared memory, found "
+                f"{(shared or 0) / 1e6:.0f} MB free in /dev/shm: give the container more (docker run --shm-size), "
+                "or --workers 1"
+            )
+        return count
+    cohort = len(split.seen) if plan.schedule == "every_round" else experiment.train.cohort
+    on_cpu = run.devices[0] == "cpu"
+    most = min(cores() // run.threads if on_cpu else device_count(run.devices), cohort or 1)
+    if most <= 1:
+        return 1
+    fit = room
+    if on_cpu:
+        fit = min(room, (free_ram() - in_memory) // 2 // training_nbytes(net, experiment.train.batch))
+    if fit < most:
+        log.info("memory allows %d of %d worker processes", max(1, fit), most)
+    return int(max(1, min(most, fit)))
+
+
+def training_nbytes(net: Net, batch: int) -> int:
+    """What training takes in a process, roughly: weights, gradients, an optimiser's two sums, messages, a batch."""
+    ours = {tensor.untyped_storage().data_ptr() for tensor in net.live.values()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    for name, parameter in net.module.named_parameters():
+        parameter.requires_grad_(name in net.roles.trainable)
+    image = torch.zeros(1, 3, net.inputs.size, net.inputs.size)
+    with eval_mode(net.module), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = net.module(image)  # held, so that no storage is used twice
+    del logits
+    for_backward = sum(size for place, size in kept.items() if place not in ours)
+    return 2 * tree.nbytes(net.live) + 6 * tree.nbytes(net.initial) + batch * for_backward
+
+
+EMPTY_IMAGE = np.zeros((1, 1, 1, 3), dtype=np.uint8)
+
+
+def device_count(devices: Sequence[str]) -> int:
+    """One process for each device; `cuda` alone means every GPU."""
+    return torch.cuda.device_count() if list(devices) == ["cuda"] else len(devices)

@@ -1,0 +1,260 @@
+"""The split loop: the same rounds, cohorts, evaluation and files as the federated one, another protocol inside.
+
+The loop does not know where the clients are: in this process (`Here`) or behind a network (`split_server.Remote`).
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+
+from fedvit.core import randomness, tree
+from fedvit.core.errors import UserError
+from fedvit.core.metrics import view_scores
+from fedvit.core.server import Server
+from fedvit.core.settings import Experiment
+from fedvit.core.training import all_finite
+from fedvit.core.tree import Tree
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.ledger import Ledger, per_client
+from fedvit.engine.loop import Round, choose, is_evaluated, reached, summarize
+from fedvit.engine.net import Net, local_settings, rate_factor
+from fedvit.models.cuts import Parts
+from fedvit.split.client import ClientSide, Requests
+from fedvit.split.messages import Message
+from fedvit.split.plan import SplitPlan
+from fedvit.split.server import ServerSide
+
+log = logging.getLogger(__name__)
+Scores = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client's round came to: its mean loss on so many images, and the tensor bytes both ways."""
+
+    loss: float
+    examples: int
+    up: int
+    down: int
+
+
+@dataclass
+class Trained:
+    """A round's clients: those that finished, in the order of the cohort, and the bytes sent to those that did not."""
+
+    answers: dict[str, Answer] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+
+
+class SplitClients(Protocol):
+    """Whoever has the heads and tails."""
+
+    def clients(self) -> Sequence[str]:
+        """All clients, in the order in which sums are taken."""
+
+    def train(self, side: ServerSide, cohort: Sequence[str], number: int, *, average: bool) -> Trained:
+        """Let these clients take their steps of a round against the body."""
+
+    def receive(self, names: Sequence[str], number: int, average: Tree) -> None:
+        """Give these clients the mean of their parts, before the round is committed."""
+
+    def commit(self, number: int) -> None:
+        """Make the memories of this round's training the clients' own."""
+
+    def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
+        """The scores of these clients around the body as it is, and the tensor bytes that it took."""
+
+
+class Loopback:
+    """The channel inside one process, and its account of tensor bytes."""
+
+    def __init__(self, server: ServerSide):
+        self.server = server
+        self.up: dict[str, int] = {}
+        self.down: dict[str, int] = {}
+
+    def call(self, request: bytes) -> bytes:
+        message = Message.from_bytes(request)
+        reply = self.server.answer(message)
+        for one, account in ((message, self.up), (reply, self.down)):
+            account[one.client] = account.get(one.client, 0) + one.payload.nbytes
+        return reply.to_bytes()
+
+
+class LocalClients:
+    """All clients in this process, one after another, or step by step where they must wait for each other."""
+
+    def __init__(self, net: Net, transport: InProcess):
+        self.net, self.transport, self.split = net, transport, split_of(net)
+        self.parts = Parts(net.module, self.split.cut)
+
+    def clients(self) -> Sequence[str]:
+        return self.transport.clients()
+
+    def train(self, side: ServerSide, cohort: Sequence[str], number: int, *, average: bool) -> Trained:
+        transport, worker = self.transport, self.transport.worker
+        done = Trained()
+        for name in cohort:
+            if transport.fails(name, number):
+                log.warning("round %d: client %s dropped out (train.dropout)", number, name)
+                done.failed[name] = 0
+                side.drop(name)
+        present = [name for name in cohort if name not in done.failed]
+        channel = Loopback(side)
+        sides = {
+            name: ClientSide(self.split, self.parts, worker.client(name, number, transport.store.get(name)))
+            for name in present
+        }
+        requests = {name: sides[name].requests(average=average) for name in present}
+        if self.split.lockstep:
+            while requests:
+                requests = {name: r for name, r in requests.items() if one_step(r, channel)}
+                side.end_of_step()
+        else:
+            for name in order(self.split, present, worker.experiment.run.seed, number):
+                while one_step(requests[name], channel):
+                    pass
+                side.finish(name)
+        for name, client_side in sides.items():
+            client = client_side.client
+            transport.pending[name] = client.memory
+            loss, examples = client.scalars["loss"], len(client.data.train)
+            done.answers[name] = Answer(loss, examples, channel.up[name], channel.down[name])
+        return done
+
+    def receive(self, names: Sequence[str], number: int, average: Tree) -> None:
+        for name in names:
+            own = self.transport.pending[name]["personal"]
+            assert isinstance(own, dict)
+            self.transport.pending[name]["personal"] = tree.overlay(own, average)
+
+    def commit(self, number: int) -> None:
+        self.transport.commit(number)
+
+    def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
+        worker, channel, scores = self.transport.worker, Loopback(side), {}
+        for name in names:
+            client = worker.client(name, number, dict(self.transport.store.get(name)))
+            with torch.no_grad():
+                predict = ClientSide(self.split, self.parts, client).predictor(channel)
+            inputs, device = self.net.inputs, worker.device
+            scores[name] = view_scores("personal", predict, client.data, inputs, device, auroc=worker.auroc)
+        return scores, sum(channel.up.values()) + sum(channel.down.values())
+
+
+def split_of(net: Net) -> SplitPlan:
+    assert net.plan.split is not None
+    return net.plan.split
+
+
+def federate_split(
+    net: Net, server: Server, clients: SplitClients, experiment: Experiment, test_samples: Mapping[str, int]
+) -> Iterator[Round]:
+    """Run the rounds after `server.round`, one at a time."""
+    run, parts, names = experiment.run, Parts(net.module, split_of(net).cut), list(clients.clients())
+    for parameter in net.module.parameters():
+        parameter.requires_grad_(False)  # learning weights are given at every call
+    for number in range(server.round + 1, experiment.train.rounds + 1):
+        ledger = Ledger()
+        cohort = choose(net.plan, names, experiment, number)
+        with ledger.phase("train"):
+            server, loss, failed = split_round(net, parts, server, clients, experiment, cohort, number, ledger)
+        with ledger.phase("store"):
+            clients.commit(number)
+        scores, views = None, None
+        if is_evaluated(number, experiment):
+            with ledger.phase("evaluate"):
+                scores, ledger.evaluation = evaluate_split(net, server, clients, experiment, names, number)
+                views = summarize(scores, test_samples) if scores else None
+        row: dict[str, Any] = {
+            "round": number,
+            "cohort": cohort,
+            "failed": failed,
+            "loss": loss,
+            "nbytes_down": per_client(ledger.down),
+            "nbytes_up": per_client(ledger.up),
+            "nbytes_evaluation": ledger.evaluation,
+            "views": views,
+        }
+        yield Round(server, row, scores or None, ledger)
+        if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
+            return
+
+
+def server_side(
+    net: Net, parts: Parts, server: Server, experiment: Experiment, number: int, cohort: Sequence[str] = ()
+) -> ServerSide:
+    device, train, split = next(net.module.parameters()).device, experiment.train, split_of(net)
+    settings = local_settings(experiment, number, device)
+    lr = settings.lr if split.server_lr is None else split.server_lr * rate_factor(train, number)
+    return ServerSide(
+        split, parts, server.shared, dict(server.memory), number, settings.seed, lr, device,
+        autocast=settings.autocast, cohort=cohort,
+    )  # fmt: skip
+
+
+def split_round(
+    net: Net,
+    parts: Parts,
+    server: Server,
+    clients: SplitClients,
+    experiment: Experiment,
+    cohort: Sequence[str],
+    number: int,
+    ledger: Ledger,
+) -> tuple[Server, float | None, list[str]]:
+    """Every sampled client's steps, and the body's learning. Where nobody finishes, the server stays as it was."""
+    split = split_of(net)
+    side = server_side(net, parts, server, experiment, number, cohort)
+    average = bool(split.average_every) and (number - 1) % split.average_every == 0  # rounds count from 0 in the papers
+    net.module.train()
+    done = clients.train(side, cohort, number, average=average)
+    answers, failed = done.answers, [name for name in cohort if name in done.failed]
+    ledger.down += [done.failed[name] for name in failed] + [answer.down for answer in answers.values()]
+    ledger.up += [answer.up for answer in answers.values()]
+    if not answers:
+        return replace(server, round=number), None, failed
+    body, memory = side.end_of_round()
+    if side.ends and split.receives == "sampled":
+        clients.receive(list(answers), number, memory["average"])
+        for position in range(len(failed), len(ledger.down)):
+            ledger.down[position] += tree.nbytes(memory["average"])
+    if not all_finite(body):
+        raise UserError(
+            f"the body's weights became infinite or not a number in round {number}; try a smaller method.server_lr "
+            f"(now {side.lr:g}). The last checkpoint is still good."
+        )
+    examples = sum(answer.examples for answer in answers.values())
+    loss = sum(answer.examples * answer.loss for answer in answers.values()) / examples
+    return replace(server, round=number, shared=body, memory=memory), loss, failed
+
+
+def one_step(requests: Requests, channel: Loopback) -> bool:
+    """Carry a client's messages until the end of its step; False when its round is over."""
+    try:
+        message = next(requests)
+        while message is not None:
+            message = requests.send(Message.from_bytes(channel.call(message.to_bytes())))
+    except StopIteration:
+        return False
+    return True
+
+
+def order(split: SplitPlan, present: Sequence[str], seed: int, number: int) -> list[str]:
+    """Turns are taken in random order; elsewhere the order does not matter."""
+    if split.body != "turns":
+        return list(present)
+    chosen = torch.randperm(len(present), generator=randomness.generator(seed, number, "", "turns"))
+    return [present[i] for i in chosen.tolist()]
+
+
+def evaluate_split(
+    net: Net, server: Server, clients: SplitClients, experiment: Experiment, names: Sequence[str], number: int
+) -> tuple[Scores, int]:
+    """Every client's own head and tail around the newest body, through the same messages; and their bytes."""
+    side = server_side(net, Parts(net.module, split_of(net).cut), server, experiment, number)
+    net.module.eval()
+    return clients.evaluate(side, names, number)

@@ -1,0 +1,192 @@
+"""One model and the data of its clients: all that a process needs to play any client."""
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedvit.core.batches import ClientData
+from fedvit.core.client import Client, LocalSettings, Memory
+from fedvit.core.metrics import AUROC, METRICS, pooled, score, view_scores
+from fedvit.core.payload import Payload
+from fedvit.core.plan import client_round
+from fedvit.core.settings import Experiment
+from fedvit.core.training import descend, holding
+from fedvit.core.tree import Tree
+from fedvit.data.dataset import Dataset, wants_auroc
+from fedvit.data.partition.records import ClientSplit, Split
+from fedvit.data.partition.split import partition_dataset
+from fedvit.data.sources import load_dataset
+from fedvit.engine.activation_cache import (
+    Activations,
+    accept_activations_,
+    first_learned,
+    is_random_before,
+    same_result,
+)
+from fedvit.engine.net import POOLED, Net, local_settings, window_of
+from fedvit.engine.system import free_ram
+from fedvit.methods import plan_of
+from fedvit.models.build import input_size
+from fedvit.models.width import FULL, Window
+
+
+def client_data(
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    part: ClientSplit,
+    activations: Callable[[Tensor], Tensor] | None = None,
+) -> ClientData:
+    """Views into tensors that all clients share."""
+    train, val, test, probe = (torch.from_numpy(i) for i in (part.train, part.val, part.test, part.probe))
+    return ClientData(images, labels, train, val, test, probe, classes, activations)
+
+
+def image_tensors(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """The data set's arrays as tensors, without a copy. Nobody writes into them, so a read-only map will do."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+        return torch.from_numpy(dataset.images), torch.from_numpy(dataset.labels)
+
+
+log = logging.getLogger(__name__)
+
+
+def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[Dataset, Split]:
+    """The data set, loaded unless given, and who owns what of it."""
+    data, seed = experiment.data, experiment.run.seed
+    if dataset is None:
+        dataset = load_dataset(data, input_size(experiment.model))
+    probe = plan_of(experiment).probe
+    settings, batch = experiment.partition, experiment.train.batch
+    return dataset, partition_dataset(dataset, settings, data, batch=batch, seed=seed, probe=probe)
+
+
+class Worker:
+    """Plays any client: a handful of tensors goes into the one model and comes out again."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        net: Net,
+        dataset: Dataset,
+        split: Split,
+        device: torch.device,
+        processes: int = 1,
+    ):
+        self.experiment, self.net, self.split, self.device = experiment, net, split, device
+        self.images, self.labels = image_tensors(dataset)
+        self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset.classes)
+        self.activations = self.frozen_activations(processes)
+
+    def frozen_activations(self, processes: int) -> Activations | None:
+        """The cache of what frozen layers make of the images, if there is anything to gain and nothing in its way."""
+        net, run = self.net, self.experiment.run
+        if self.experiment.model.name == "python" or net.plan.split is not None:  # who knows what a module draws
+            return None
+        limit = (free_ram() // 4 if run.cache_mb is None else run.cache_mb * 1_000_000) // processes
+        start = first_learned(net.module, net.roles.trainable)
+        if start is None:
+            return None
+        if is_random_before(net.module, start):
+            log.info("dropout or noise acts before %s: frozen layers are computed anew for every batch", start)
+            return None
+        found = Activations(net.module, start, self.images, net.inputs, self.settings(1), limit)
+        accept_activations_(net.module, start)
+        if not same_result(net.module, start, self.images[:2], net.inputs, device=self.device):
+            log.info("%s does not give the same from %s on: it is computed whole", type(net.module).__name__, start)
+            return None
+        if self.experiment.train.augment != "none":
+            log.info("train.augment changes the images: only evaluation starts at %s", start)
+        log.info(
+            "all before %s is frozen: its output is computed once an image, at most %.0f MB", start, found.megabytes
+        )
+        return found
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What is measured of every view."""
+        return (*METRICS, AUROC) if self.auroc else METRICS
+
+    @cached_property
+    def tests_make_the_global_one(self) -> bool:
+        """Whether the global test set is the clients' together; an area under a curve is no sum of parts even then."""
+        parts = [self.split.clients[name].test for name in self.split.seen]
+        return not self.auroc and np.array_equal(np.sort(np.concatenate(parts)), np.sort(self.split.global_test))
+
+    @cached_property
+    def clients_score_the_server(self) -> bool:
+        """Whether every client tests the server's very model, each on its own part of the global test set."""
+        after = self.experiment.run.evaluate == "after"
+        return after and self.tests_make_the_global_one and self.net.clients_test_the_servers(self.split.seen)
+
+    def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
+        """This client in this round, with the part of the model in its window."""
+        net, settings = self.net.at(window), self.settings(round_)
+        activations = self.activations if window.rate == 1 else None
+        data = client_data(self.images, self.labels, self.classes, self.part(name), activations)
+        return Client(
+            name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live,
+            net.compiled, window.rate,
+        )  # fmt: skip
+
+    def settings(self, round_: int) -> LocalSettings:
+        return local_settings(self.experiment, round_, self.device)
+
+    def part(self, name: str) -> ClientSplit:
+        if name != POOLED:
+            return self.split.clients[name]
+        parts = [self.split.clients[client] for client in self.split.seen]
+        train, val = (np.concatenate([getattr(part, kind) for part in parts]) for kind in ("train", "val"))
+        return ClientSplit(train, self.split.global_test, val)
+
+    def train(self, name: str, down: Payload, memory: Memory) -> tuple[Payload, Memory]:
+        """A client's part of a round: what it reports, and its memory afterwards."""
+        client = self.client(name, int(down.scalars["round"]), memory, window_of(down))
+        up = client_round(self.net.plan, client, down)
+        return up, client.memory
+
+    def evaluate(self, name: str, down: Payload, memory: Memory) -> Payload:
+        """A client's views on its own images. It works on a scratch memory, which is thrown away.
+
+        A client that never trains has one more view, finetuned: after a round's local training of all that is
+        trainable. `run.before_after` gives every client that view and the one before it.
+        """
+        client = self.client(name, int(down.scalars["round"]), dict(memory), window_of(down))
+        scalars: dict[str, float] = {}
+        views = dict(self.net.plan.views(client, down))
+        if name in self.split.unseen:
+            views["finetuned"] = descend(client, self.net.plan.merge(client, down), tag="finetune")
+        elif self.experiment.run.before_after:
+            views["before"] = self.net.plan.merge(client, down)
+            views["after"] = descend(client, views["before"], tag="finetune")
+        data, inputs = client.data, self.net.inputs
+        for view, weights in views.items():
+            with holding(client, weights) as predict:
+                scalars |= view_scores(view, predict, data, inputs, self.device, auroc=self.auroc)
+        return Payload(scalars=scalars)
+
+    def evaluate_server(
+        self, shared: Tree, round_: int, scores: Mapping[str, Mapping[str, float]] | None = None
+    ) -> dict[str, float]:
+        """The server's model on the global test set, client by client where that set is made of theirs.
+
+        Where the clients' `scores` are just that, they are summed instead of measured again.
+        """
+        if scores is not None and self.clients_score_the_server and scores.keys() == set(self.split.seen):
+            return pooled(scores)
+        client, inputs = self.client(POOLED, round_, {}), self.net.inputs
+        with holding(client, shared) as predict:
+            if not self.tests_make_the_global_one:
+                return score(predict, client.data, client.data.test, inputs, self.device, auroc=self.auroc)
+            parts = {name: torch.from_numpy(self.split.clients[name].test) for name in self.split.seen}
+            return pooled(
+                {name: view_scores("personal", predict, replace(client.data, test=part, val=part[:0]), inputs,
+                                   self.device, auroc=False) for name, part in parts.items()}
+            )  # fmt: skip

@@ -1,0 +1,212 @@
+"""Model editing: one model with a single layer of another, layer by layer, without computing anything twice."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from fedvit.core import tree
+from fedvit.core.batches import Batch, image_batches
+from fedvit.core.client import Client
+from fedvit.core.errors import UserError
+from fedvit.core.roles import state_names
+from fedvit.core.training import holding, load_
+from fedvit.core.tree import Tree
+from fedvit.models.groups import NORMS
+
+Rule = Literal["leaves", "norms", "resnet54"]
+PROBE_BATCH = 32
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module and its trainable weights, float buffers included."""
+
+    name: str
+    tensors: tuple[str, ...]
+
+
+def layers_of(module: nn.Module, trainable: Collection[str], rule: Rule = "leaves") -> list[Layer]:
+    """The layers that may be edited, in model order.
+
+    `leaves`: every module below the model itself that owns trainable weights, the classifier included. `norms`: only
+    the normalisation layers among them. `resnet54`: the 54 layers that PFedEdit's authors count in ResNet18, some
+    without weights and some inside others.
+    """
+    if rule == "resnet54":
+        named = {path: [n for n in state_names(module) if n.startswith(path + ".")] for path in resnet54(module)}
+        found = [Layer(path, tuple(n for n in names if n in trainable)) for path, names in named.items()]
+        if not any(layer.tensors for layer in found):
+            raise UserError("none of the 54 layers is trained by this tune, which leaves nothing to edit: use full")
+        return [layer for layer in found if layer.tensors or not named[layer.name]]
+    owned: dict[str, list[str]] = {path: [] for path, _ in module.named_modules() if path}
+    for name in state_names(module):
+        if name in trainable and "." in name:
+            owned[name.rpartition(".")[0]].append(name)
+    if rule == "norms":
+        owned = {path: names for path, names in owned.items() if isinstance(module.get_submodule(path), NORMS)}
+        if not any(owned.values()):
+            raise UserError("no normalisation layer is trained here, which leaves nothing to edit: use layers=leaves")
+    return [Layer(path, tuple(names)) for path, names in owned.items() if names]
+
+
+def resnet54(module: nn.Module) -> list[str]:
+    paths = [path for path, _ in module.named_modules()]
+    stem = [path for path in paths if path in ("conv1", "bn1", "relu", "maxpool", "avgpool")]
+    inner = [path for path in paths if path.startswith("layer") and path.count(".") >= 2]
+    if not inner:
+        raise UserError(f"layers=resnet54 is for ResNets, found {type(module).__name__}: use layers=leaves")
+    return stem + inner
+
+
+def units_of(module: nn.Module) -> list[nn.Module]:
+    """The blocks that a model is a chain of; none where we do not know them."""
+    if hasattr(module, "blocks"):
+        return list(module.blocks.children())  # type: ignore[union-attr]
+    from timm.models import resnet as timm_resnet
+    from torchvision.models import resnet
+
+    kinds = (resnet.BasicBlock, resnet.Bottleneck, timm_resnet.BasicBlock, timm_resnet.Bottleneck)
+    return [part for part in module.modules() if isinstance(part, kinds)]
+
+
+@torch.no_grad()
+def edited_logits(client: Client, base: Tree, other: Tree, layers: Sequence[Layer]) -> Tensor:
+    """Logits (layers, probe images, classes) of `base` with one layer at a time taken from `other`."""
+    parts = []
+    with holding(client, base) as predict:
+        for x, _ in probe_batches(client):
+            with Replay(client.module, partial(predict, x)).watching() as replay:
+                starts = [replay.start_of(layer.name) for layer in layers]
+                logits: list[Tensor] = [replay.output] * len(layers)
+                for number in sorted(range(len(layers)), key=lambda i: starts[i] or (0, 0)):
+                    start, names = starts[number], layers[number].tensors
+                    if not names:
+                        continue  # nothing to take over
+                    if start is not None:
+                        # Not around the edits: it would keep casts of unedited weights.
+                        with client.settings.autocast():
+                            replay.reach(start[0])
+                    load_(client.live, tree.pick(other, names))
+                    logits[number] = replay.run_from(start or (0, 0))  # torch's fused layers are not seen called
+                    load_(client.live, tree.pick(base, names))
+                parts.append(torch.stack(logits).float().cpu())
+    return torch.cat(parts, dim=1)
+
+
+def probe_batches(client: Client) -> Iterator[Batch]:
+    """The probe images in their fixed order."""
+    return image_batches(client.data, client.data.probe, PROBE_BATCH, client.inputs, client.settings.device)
+
+
+Position = tuple[int, int]  # number of an outer call, and of an inner one inside it
+
+
+class Replay:
+    """A forward pass as a list of calls, so that it can begin again at any of them.
+
+    Outer calls are those of units (blocks) and of the layers outside them; their outputs are kept. Inner calls are
+    those of the layers inside a unit; only the unit that is being edited keeps theirs.
+    """
+
+    def __init__(self, module: nn.Module, forward: Callable[[], Tensor]):
+        self.module, self.forward = module, forward
+        self.units = set(units_of(module))
+        self.outer: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
+        self.inner: list[Any] = []  # outputs inside unit `reached`
+        self.first: dict[nn.Module, Position] = {}  # where each layer is called first
+        self.depth, self.count, self.inner_count = 0, 0, 0
+        self.reached = -1
+        self.mode: Literal["record", "record unit", "replay"] = "record"
+        self.resume: Position = (0, 0)
+        self.originals: dict[nn.Module, Callable[..., Any]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator["Replay"]:
+        """Every layer and unit under watch, and the plain pass recorded."""
+        layers = {m for p, m in self.module.named_modules() if p and (owns(m) or not any(m.children()))}
+        overridden = {m: m.__dict__.get("forward") for m in layers | self.units}
+        try:
+            for part in overridden:
+                self.originals[part] = part.forward
+                part.forward = lambda *args, part=part, **kwargs: self.call(part, args, kwargs)
+            self.output = self.forward()
+            yield self
+        finally:
+            for part, forward in overridden.items():
+                del part.forward
+                if forward is not None:
+                    part.forward = forward
+
+    def start_of(self, name: str) -> Position | None:
+        """Where a layer, or the first layer inside a container, is called first; None if never.
+
+        A layer inside a module that is watched as a whole is called where that one is.
+        """
+        members = [self.first[m] for m in self.module.get_submodule(name).modules() if m in self.first]
+        while not members and "." in name:
+            name = name.rpartition(".")[0]
+            owner = self.module.get_submodule(name)
+            members = [self.first[owner]] if owner in self.first else []
+        return min(members, default=None)
+
+    def reach(self, outer: int) -> None:
+        """Make the outputs inside this unit ready."""
+        part, args, kwargs, _ = self.outer[outer]
+        if outer != self.reached:
+            self.reached, self.inner, self.mode = outer, [], "record unit"
+            if part in self.units:
+                self.depth, self.inner_count = 1, 0
+                self.originals[part](*args, **kwargs)
+                self.depth = 0
+
+    def run_from(self, start: Position) -> Tensor:
+        """The pass with everything before `start` taken from the record."""
+        self.mode, self.resume, self.count = "replay", start, 0
+        return self.forward()
+
+    def call(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.call_outer(part, args, kwargs) if self.depth == 0 else self.call_inner(part, args, kwargs)
+
+    def call_outer(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number = self.count
+        self.count += 1
+        if self.mode == "replay" and number < self.resume[0]:
+            return copied(self.outer[number][3])  # a copy: the network may write into it
+        self.first.setdefault(part, (number, 0))
+        self.depth, self.inner_count = (1, 0) if part in self.units else (2, 0)
+        output = self.originals[part](*args, **kwargs)
+        self.depth = 0
+        if self.mode == "record":
+            self.outer.append((part, args, kwargs, copied(output)))
+        return output
+
+    def call_inner(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.depth == 2:  # inside a layer that is watched as a whole
+            return self.originals[part](*args, **kwargs)
+        number = self.inner_count
+        self.inner_count += 1
+        editing = self.mode == "replay" and self.count - 1 == self.resume[0]
+        if editing and number < self.resume[1]:
+            return copied(self.inner[number])
+        self.first.setdefault(part, (self.count - 1, number))
+        self.depth = 2
+        output = self.originals[part](*args, **kwargs)
+        self.depth = 1
+        if self.mode == "record unit":
+            self.inner.append(copied(output))
+        return output
+
+
+def copied(output: Any) -> Any:
+    """A layer's output, of whatever structure, with its tensors cloned."""
+    return tree_map_only(Tensor, torch.clone, output)
+
+
+def owns(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters(recurse=False))

@@ -1,0 +1,100 @@
+"""What is trained at all: every tune by name, with the rate that FedPEFT publishes for it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from fedvit.core.roles import Selector, biases, everything, state_names
+from fedvit.core.settings import Count, Finite, Positive, Share
+from fedvit.models.groups import group, groups, head
+from fedvit.models.plugins.specs import Adapter, Init, Lora, Plugin, Prefix, Prompt
+
+
+@dataclass(frozen=True)
+class Tune:
+    """The trainable weights of the backbone, and the plugins that come with the tune. The head is always trained."""
+
+    name: str
+    trainable: Selector
+    lr: float  # for SGD on pre-trained weights
+    build: tuple[Plugin, ...] = ()
+
+
+def full() -> Tune:
+    """Everything is trained."""
+    return Tune("full", everything, 1e-3)
+
+
+def head_only() -> Tune:
+    """The classifier alone."""
+    return Tune("head", head, 5e-3)
+
+
+def bias() -> Tune:
+    """Every bias of the backbone, LayerNorm's included (FedPEFT-Bias)."""
+    return Tune("bias", biases, 1e-2)
+
+
+def adapter(width: Count | None = None, per_layer: bool = False, activation: Literal["gelu", "tanh"] = "gelu") -> Tune:
+    """One adapter for all blocks, or one per block (FedPEFT-Adapter)."""
+    return Tune("adapter", group("adapter"), 5e-3, (Adapter(width, activation, per_layer),))
+
+
+def prompt(tokens: Count = 10, dropout: Share = 0.0, init: Literal["uniform", "zero"] = "uniform") -> Tune:
+    """Free tokens before every block (FedPEFT-Prompt)."""
+    return Tune("prompt", group("prompt"), 1e-2, (Prompt(tokens, dropout, init),))
+
+
+def prefix(
+    s: Finite = 1.5,
+    bottleneck: Count = 256,
+    init: Init = "auto",
+    combine: Literal["add", "concat"] = "add",
+) -> Tune:
+    """FedPerfix's side adapters on frozen attention."""
+    return Tune("prefix", group("prefix"), 1e-2, (Prefix(bottleneck, s, init, combine),))
+
+
+def lora(rank: Count = 8, alpha: Positive = 16.0) -> Tune:
+    """A low-rank change of the query, key and value projections."""
+    return Tune("lora", group("lora"), 1e-2, (Lora(rank, alpha),))
+
+
+def layer_groups(names: str) -> Tune:
+    """Layer groups by name, such as norm,attn."""
+    return Tune(names, groups(names), 1e-3)
+
+
+TUNES: dict[str, Callable[..., Tune]] = {
+    "full": full,
+    "head": head_only,
+    "bias": bias,
+    "adapter": adapter,
+    "prompt": prompt,
+    "prefix": prefix,
+    "lora": lora,
+}
+SCRATCH_LR = 1e-2  # everything trained from random weights (FedPEFT's "Scratch", FedPerfix)
+
+
+def make_tune(table: Mapping[str, Any]) -> Tune:
+    """The tune of a [tune] table: one by name, or layer groups."""
+    name = table["name"]
+    options = {key: value for key, value in table.items() if key != "name"}
+    return TUNES[name](**options) if name in TUNES else layer_groups(name)
+
+
+def trainable_names(model: nn.Module, tune: Tune, method_plugins: tuple[Plugin, ...]) -> set[str]:
+    """What the tune trains in this model, the head, and all plugins of the method.
+
+    A float buffer goes with the module that owns it: it moves if any weight of that module is trained.
+    """
+    chosen = tune.trainable.names(model) | head.names(model)
+    for plugin in method_plugins:
+        chosen |= group(plugin.kind).match(model)
+    parameters = {name for name, _ in model.named_parameters()}
+    owners = {name.rpartition(".")[0] for name in chosen & parameters}
+    buffers = {name for name in state_names(model) if name not in parameters and name.rpartition(".")[0] in owners}
+    return (chosen & parameters) | buffers

@@ -1,0 +1,179 @@
+"""A classifier from its settings: a timm or torchvision backbone, sized, with its plugins attached."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+
+from fedvit.core import randomness
+from fedvit.core.batches import InputSettings
+from fedvit.core.errors import UserError, hint
+from fedvit.core.settings import ModelSettings
+from fedvit.models.groups import name_groups_
+from fedvit.models.plugins.attach import attach
+from fedvit.models.plugins.specs import Plugin
+from fedvit.models.token_skipping import all_tokens
+from fedvit.models.weights import load_weights_, module_fingerprint
+
+# A ViT for 8 px digits: small enough for a laptop, deep enough that "which layers are personal" is a question.
+MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2}
+
+PYTHON = "python"  # the name of a module that was given from Python
+TORCHVISION = ("resnet18", "resnet50", "resnet50_gn", "shufflenet_v2_x0_5")
+
+
+def build(
+    settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], seed: int, own: nn.Module | None = None
+) -> nn.Module:
+    """The model with its plugins, every initial value keyed by the seed; `own` is a module from Python.
+
+    The backbone does not depend on the plugins: rows of one comparison start from the same weights.
+    """
+    with randomness.seeded(seed, "model"):
+        model = backbone(settings, classes) if settings.name != PYTHON else copy_of(own, settings, classes)
+    name_groups_(model, settings.groups or {})
+    for plugin in plugins:
+        with randomness.seeded(seed, "plugin", plugin.kind):
+            attach(model, plugin, from_scratch=settings.from_scratch, size=input_size(settings))
+    return model
+
+
+def backbone(settings: ModelSettings, classes: int) -> nn.Module:
+    """The plain timm model."""
+    sizes = sizes_of(settings)
+    if settings.name == "vit_micro":
+        if settings.weights is not None or settings.pretrained:
+            raise UserError("vit_micro has no pre-trained weights: choose a timm model, such as vit_tiny_patch16_224")
+        return checked_create(
+            lambda: timm.models.vision_transformer.VisionTransformer(**(MICRO | sizes), num_classes=classes),
+            settings,
+        )
+    check_name(settings.name)
+    if settings.name in TORCHVISION:
+        if settings.patch_size is not None:
+            raise UserError(f"{settings.name} has no patches: leave --patch-size out")
+        model = checked_create(lambda: convolutional(settings, classes), settings)
+    else:
+        model = checked_create(
+            lambda: timm.create_model(settings.name, pretrained=settings.pretrained, num_classes=classes, **sizes),
+            settings,
+        )
+    if settings.weights is not None:
+        load_weights_(model, settings.weights)
+    return model
+
+
+def sizes_of(settings: ModelSettings) -> dict[str, Any]:
+    """The sizes that differ from the model's own, as timm calls them."""
+    sizes: dict[str, Any] = {}
+    if settings.image_size not in (None, input_size(settings.model_copy(update={"image_size": None}))):
+        sizes["img_size"] = settings.image_size
+    if settings.patch_size is not None:
+        sizes["patch_size"] = settings.patch_size
+    return sizes
+
+
+def copy_of(own: nn.Module | None, settings: ModelSettings, classes: int) -> nn.Module:
+    """A copy of a module from Python that takes our images and gives a number for every class."""
+    if own is None:
+        raise UserError(
+            "the model was a module from Python and no file holds it: give it again, built in the same way, "
+            "fedvit.load_run(FOLDER, model=module) or fedvit.run(model=module, ...)"
+        )
+    if settings.fingerprint not in (None, module_fingerprint(own)):
+        raise UserError(
+            "this module's weights are not those that the run began with: build it in the same way, with the same "
+            "seed, before anything trains it"
+        )
+    model = copy.deepcopy(own)
+    if settings.weights is not None:
+        load_weights_(model, settings.weights)
+    size = input_size(settings)
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            found = tuple(model.eval()(torch.zeros(2, 3, size, size)).shape)
+    except Exception as problem:  # whatever a stranger's module stumbles over
+        raise UserError(f"your module cannot take images of shape (2, 3, {size}, {size}): {problem}") from problem
+    if found != (2, classes):
+        raise UserError(
+            f"your module should give one number for each of the {classes} classes, shape (2, {classes}) for two "
+            f"images; found {found}"
+        )
+    return model.train(was_training)
+
+
+def check_name(name: str) -> None:
+    """A model we can build."""
+    if name == "vit_micro" or name in TORCHVISION or timm.is_model(name):
+        return
+    known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), *TORCHVISION, "vit_micro"]
+    raise UserError(
+        f"unknown model {name!r}; {hint(name, known)}any ViT of timm.list_models() will do, or {', '.join(TORCHVISION)}"
+    )
+
+
+def convolutional(settings: ModelSettings, classes: int) -> nn.Module:
+    """torchvision's networks, which the papers compare with; pre-trained ones get a fresh classifier."""
+    import torchvision.models
+
+    name, groups = settings.name.removesuffix("_gn"), settings.name.endswith("_gn")
+    options = {"norm_layer": group_norm} if groups else {}
+    if not settings.pretrained:
+        model: nn.Module = torchvision.models.get_model(name, num_classes=classes, **options)
+        return model
+    if groups:
+        raise UserError(f"torchvision has no weights for {settings.name}: give --weights, or train from scratch")
+    model = torchvision.models.get_model(name, weights="DEFAULT")
+    model.fc = nn.Linear(model.fc.in_features, classes)  # type: ignore[union-attr,arg-type]
+    return model
+
+
+def group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(32, channels)
+
+
+def checked_create(create: Callable[[], nn.Module], settings: ModelSettings) -> nn.Module:
+    """timm's own complaints about names and sizes, as a user's mistake."""
+    try:
+        return create()
+    except (RuntimeError, AssertionError, TypeError, ValueError, OSError) as problem:
+        sizes = f"image size {settings.image_size}, patch size {settings.patch_size}"
+        source = ", pre-trained weights from timm's hub" if settings.pretrained else ""
+        raise UserError(f"cannot build {settings.name} with {sizes}{source}: {problem}") from problem
+
+
+def input_size(settings: ModelSettings) -> int:
+    """The side of the model's images in pixels, without building it."""
+    if settings.image_size is not None:
+        return settings.image_size
+    if settings.name == "vit_micro":
+        return int(MICRO["img_size"])
+    if settings.name == PYTHON:
+        raise UserError("a module from Python does not say how large its images are: give image_size, in pixels")
+    check_name(settings.name)
+    config = None if settings.name in TORCHVISION else timm.get_pretrained_cfg(settings.name)
+    return int(config.input_size[-1]) if config is not None else 224
+
+
+def input_settings(model: nn.Module, settings: ModelSettings) -> InputSettings:
+    """Size from the settings, mean and deviation from the model's own configuration."""
+    half, imagenet = (0.5, 0.5, 0.5), {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+    config = imagenet if settings.name in TORCHVISION else getattr(model, "pretrained_cfg", None) or {}
+    return InputSettings(input_size(settings), tuple(config.get("mean", half)), tuple(config.get("std", half)))
+
+
+def macs_per_example(model: nn.Module, size: int) -> int:
+    """Multiply-adds of one forward pass of one image, plugins included, as torch itself counts them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    with torch.no_grad(), all_tokens(model), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, size, size, device=device))
+    model.train(was_training)
+    return int(counter.get_total_flops()) // 2

@@ -1,0 +1,130 @@
+"""The ServerApp and the ClientApp."""
+
+import json
+import logging
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedvit.config.load import read_tables
+from fedvit.config.resolve import resolve
+from fedvit.core.errors import UserError
+from fedvit.core.payload import Payload
+from fedvit.core.settings import Experiment
+from fedvit.engine.net import make_net
+from fedvit.network.flower.records import from_records, to_records
+from fedvit.network.flower.sites import FlowerSites
+from fedvit.network.policy import read_policy
+from fedvit.network.server import only_server, run_name, serve_sites, tell_errors
+from fedvit.network.site import Federation, Refusal, Site, guarded, note
+
+# The apps.
+
+
+def read_app(folder: Path, data_dir: str | None = None, threads: str | None = None) -> tuple[Experiment, Federation]:
+    """experiment.toml and federation.toml of a Flower app that `fedvit flower` wrote."""
+    agreed = tomllib.loads((folder / "federation.toml").read_text())
+    federation = Federation(tuple(agreed["sites"]), tuple(agreed["classes"]))
+    tables = read_tables(folder / "experiment.toml")
+    if data_dir:
+        tables["data"]["dir"] = data_dir
+    if threads:
+        tables["run"]["threads"] = threads
+    return resolve(tables, federation.sites), federation
+
+
+def server_app(folder: Path) -> ServerApp:
+    """The app of a SuperLink: the rounds. What differs from start to start is in its run-config."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        told = context.run_config
+        out = Path(str(told["out"]))
+        out.mkdir(parents=True, exist_ok=True)
+        logging.getLogger("fedvit").addHandler(logging.StreamHandler())  # for `flwr log`
+        with tell_errors(out), only_server(out):
+            experiment, federation = read_app(folder, str(told["data-dir"]))
+            if not 0 <= int(told["min-sites"]) <= len(federation.sites):
+                raise UserError(f"min-sites expects 0 to {len(federation.sites)}, found {told['min-sites']}")
+            net = make_net(experiment, len(federation.classes), torch.device("cpu"))
+            resume = bool(told["resume"])
+            run = run_name(out, resume=resume)
+            least = int(told["min-sites"]) or len(federation.sites)
+            seconds, at_once = float(told["round-timeout"]), int(told["at-once"])
+            sites = FlowerSites(grid, experiment, federation, net, run, seconds, least, at_once)
+            for _ in serve_sites(
+                sites, experiment, net, federation, out, run, float(told["start-timeout"]), resume=resume
+            ):
+                pass
+
+    return app
+
+
+def client_app(folder: Path) -> ClientApp:
+    """The app of a SuperNode; its --node-config says which site it is."""
+    app = ClientApp()
+
+    @app.query("hello")
+    def hello(message: Message, context: Context) -> Message:
+        return answered(folder, message, context, "hello")
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return answered(folder, message, context, "train")
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        return answered(folder, message, context, "evaluate")
+
+    return app
+
+
+def answered(folder: Path, message: Message, context: Context, task: str) -> Message:
+    """A reply, whatever happens: Flower's own would carry the words of an exception."""
+    told = {key: str(value) for key, value in context.node_config.items()}
+    name = told.get("site", "")
+    if not name or not told.get("state"):
+        found: Any = Refusal("mistake", "--node-config must give site= and state=")
+    else:
+        state, sent = Path(told["state"]), message.metadata.created_at
+        found = guarded(state, name, task, lambda: answer(folder, told, message.content, task, sent))
+    if isinstance(found, Refusal):
+        found = to_records(Payload(), {"code": found.code, "text": found.text, "site": name})
+    return Message(found, reply_to=message)
+
+
+def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
+    """A site's answer to one message. Flower starts a process for each, and does not wait for the one before it."""
+    Path(told["state"]).mkdir(parents=True, exist_ok=True)
+    with FileLock(Path(told["state"]) / "lock"):
+        return answer_alone(folder, told, records, task, sent)
+
+
+def answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
+    content, about = from_records(records)
+    note(Path(told["state"]), told["site"], task if task == "hello" else f"round {content.scalars['round']:g}: {task}")
+    experiment, federation = read_app(folder, told.get("data-dir"), told.get("threads"))
+    own, rules = told.get("data"), told.get("policy")
+    site = Site(
+        experiment,
+        federation,
+        told["site"],
+        Path(told["state"]),
+        folder=Path(own) if own else None,
+        policy=read_policy(Path(rules) if rules else None),
+    )
+    if task == "hello":
+        found = site.hello()
+        return to_records(Payload(), {**found, "common": json.dumps(found["common"])})
+    site.memories.advance(str(about["run"]), sent)
+    work = site.train if task == "train" else site.evaluate
+    up = work(str(about["run"]), int(about["continues"]), content)
+    return to_records(up, {"run": about["run"], "round": content.scalars["round"]})

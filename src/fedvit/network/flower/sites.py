@@ -1,0 +1,279 @@
+"""The sites of a Flower federation as a transport."""
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedvit.core import payload
+from fedvit.core.errors import UserError
+from fedvit.core.metrics import MOST_IMAGES, score_problem
+from fedvit.core.payload import Failure, Payload
+from fedvit.core.settings import Experiment
+from fedvit.engine.inprocess import drops_out
+from fedvit.engine.net import Net
+from fedvit.engine.transport import Task
+from fedvit.network.flower.records import LONGEST_TEXT, from_records, to_records
+from fedvit.network.handshake import common, differences
+from fedvit.network.payload_check import difference, up_of
+from fedvit.network.site import Federation
+from fedvit.runs.write import Holding
+
+log = logging.getLogger(__name__)
+TRIES, PAUSE = 3, 1.0
+HELLO = 120.0  # seconds for a new node to say who it is
+FORGIVEN = 60.0  # and for messages beyond the time we wait for their answers
+T = TypeVar("T")
+
+
+# The server's side.
+
+
+@dataclass
+class FlowerSites:
+    """The transport over Flower: one message to each sampled site, answers in the order of the messages.
+
+    A site that is away, late, refuses or sends something else is a failure of this round, and stays welcome.
+    """
+
+    grid: Grid
+    experiment: Experiment
+    federation: Federation
+    net: Net
+    run: str  # names this run at the sites, also when it is resumed
+    round_timeout: float
+    min_sites: int
+    at_once: int = 0  # questions that are out at the same time; 0: to all sites
+    trained: dict[str, int] = field(default_factory=dict)  # the last round whose training of a site counted
+    pending: list[str] = field(default_factory=list)
+    nodes: dict[str, int] = field(default_factory=dict)  # by site
+    strangers: set[int] = field(default_factory=set)  # nodes that were asked and do not take part
+    roster: dict[str, Holding] = field(default_factory=dict)  # and `tests`: of sites that were ever here
+    tests: dict[str, int] = field(default_factory=dict)
+
+    def clients(self) -> Sequence[str]:
+        return self.federation.sites
+
+    def commit(self, round_: int) -> None:
+        """From now on the sites continue from the states of this round."""
+        self.trained.update(dict.fromkeys(self.pending, round_))
+        self.pending = []
+
+    def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
+        asked = [name for name in messages if task == "evaluate" or not self.drops_out(name, messages[name])]
+        least = min(self.min_sites, len(asked))
+        for _ in range(TRIES):
+            self.wait_for(self.min_sites)
+            with tempfile.TemporaryDirectory() as spool:  # all must have come before the first is used
+                problems = self.collect(task, messages, Path(spool))
+                if len(asked) - sum(name in problems for name in asked) < least:
+                    log.warning("fewer than %d sites answered: %s", least, said(problems))
+                    continue
+                if task == "train":
+                    self.pending = [name for name in messages if name not in problems]
+                for name in messages:
+                    if name in problems:
+                        yield name, Failure(problems[name])
+                    else:
+                        yield name, payload.from_bytes((Path(spool) / str(self.nodes[name])).read_bytes())
+                return
+        raise UserError(
+            f"fewer than {least} sites answered, {TRIES} times over: {said(problems)}. The run is saved up to "
+            "the round before; start it again with resume=true when they are back, or with a smaller min-sites"
+        )
+
+    def collect(self, task: Task, messages: Mapping[str, Payload], spool: Path) -> dict[str, str]:
+        """Ask all, write good answers to the spool, and say what is wrong with the others."""
+        problems: dict[str, str] = {}
+        self.meet()
+        online = set(self.grid.get_node_ids())
+
+        def questions() -> Iterator[tuple[str, Message]]:
+            for name, down in messages.items():
+                if task == "train" and self.drops_out(name, down):
+                    problems[name] = "dropped out (train.dropout)"
+                elif self.nodes.get(name) not in online:
+                    problems[name] = "is not connected"
+                else:
+                    content = to_records(down, {"run": self.run, "continues": self.trained.get(name, 0)})
+                    node, number = self.nodes[name], str(int(down.scalars["round"]))
+                    yield name, self.message(content, node, task, number)
+
+        for name, reply in self.replies(questions(), self.round_timeout):
+            answer = self.read(task, messages[name], reply)
+            if isinstance(answer, Failure):
+                problems[name] = answer.reason
+            else:
+                (spool / str(self.nodes[name])).write_bytes(payload.to_bytes(answer))
+        return problems
+
+    def message(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
+        """A message that Flower forgets soon after we have stopped waiting for its answer."""
+        ttl = self.round_timeout + FORGIVEN
+        return Message(content, dst_node_id=node, message_type=kind, group_id=group, ttl=ttl)
+
+    def drops_out(self, name: str, down: Payload) -> bool:
+        return drops_out(self.experiment, name, int(down.scalars["round"]))
+
+    def replies(self, questions: Iterator[tuple[T, Message]], seconds: float) -> Iterator[tuple[T, Message | None]]:
+        """Each answer as it comes; None for one that does not come in time. Few questions are out at once."""
+        out: dict[str, tuple[T, float]] = {}
+        exhausted = False
+        while True:
+            while not exhausted and len(out) < (self.at_once or len(self.federation.sites)):
+                found = next(questions, None)
+                exhausted = found is None
+                if found is not None:
+                    (number,) = self.grid.push_messages([found[1]])
+                    out[number] = found[0], time.monotonic() + seconds
+            if not out:
+                return
+            for reply in self.grid.pull_messages(list(out)):
+                yield out.pop(reply.metadata.reply_to_message_id)[0], reply
+            for number in [number for number, (_, end) in out.items() if time.monotonic() > end]:
+                yield out.pop(number)[0], None
+            if out:
+                time.sleep(PAUSE)
+
+    def read(self, task: Task, down: Payload, reply: Message | None) -> Payload | Failure:
+        """An answer that may be used, or what is wrong with it."""
+        if reply is None:
+            return Failure(f"did not answer in {self.round_timeout:g} s")
+        if reply.has_error():
+            return Failure(f"did not answer (Flower's error {reply.error.code})")
+        try:
+            up, about = from_records(reply.content)
+        except ValueError as problem:
+            return Failure(f"sent something that cannot be read: {problem}")
+        if "code" in about:
+            return Failure(f"{about['code']}: {text_of(about)}")
+        if about.get("run") != self.run or about.get("round") != down.scalars["round"]:
+            return Failure(f"answered for round {about.get('round')} of run {about.get('run')}")
+        wanted = up_of(self.net, down, int(down.scalars["round"])) if task == "train" else Payload()
+        wrong = difference(up, wanted)
+        if wrong is None and task == "evaluate":
+            wrong = score_problem(up.scalars, len(self.federation.classes))
+        if wrong is None and task == "train" and not 0 < up.scalars.get("examples", 0) < MOST_IMAGES:
+            wrong = "it does not say on how many images it trained"
+        return up if wrong is None else Failure(f"sent something unexpected: {wrong}")
+
+    # Who is there.
+
+    def meet(self, seconds: float = HELLO) -> None:
+        """Ask nodes that are new who they are. One that does not fit is named and left out."""
+        online = set(self.grid.get_node_ids())
+        self.strangers &= online  # one that was away may have been set right
+        new = [node for node in online if node not in self.nodes.values() and node not in self.strangers]
+        for name, about in self.introductions(sorted(new), seconds):
+            old = self.nodes.get(name)
+            if old is not None and old in set(self.grid.get_node_ids()):
+                if self.trained:  # a node that was killed counts as connected for a minute
+                    log.warning("node %d says that it is %s, whose node %d is still there", about["node"], name, old)
+                    continue
+                if any(self.introductions([old], seconds)):  # it still answers
+                    raise UserError(
+                        f"two sites call themselves {name!r} (nodes {old} and {about['node']}): give each its own "
+                        "site= in --node-config"
+                    )
+            self.nodes[name] = about["node"]
+            self.roster[name] = Holding(about["train"], about["test"], about["classes"])
+            self.tests[name] = about["test"]
+            log.info("site %s is here, node %d, %d + %d images", name, about["node"], about["train"], about["test"])
+
+    def introductions(self, nodes: Sequence[int], seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        if not nodes:
+            return
+        hello = to_records(Payload(), {"run": self.run})
+        questions = ((node, self.message(hello, node, "query.hello", "hello")) for node in nodes)
+        ours = common(self.experiment, self.net, self.federation.classes)
+        for node, reply in self.replies(questions, seconds):
+            if reply is None or reply.has_error():
+                log.warning("node %d did not say who it is; it will be asked again", node)
+                continue
+            try:
+                about = read_hello(reply.content)
+            except ValueError as problem:
+                self.turn_away(node, f"node {node} sent something that cannot be read: {problem}")
+                continue
+            name = about["site"]
+            if "code" in about:
+                self.turn_away(node, f"site {name} does not take part: {text_of(about)}")
+            elif name not in self.federation.sites:
+                self.turn_away(node, f"site {name!r} is not one of {', '.join(self.federation.sites)}")
+            elif parts := differences(ours, about["common"]):
+                self.turn_away(node, f"site {name} differs from the server in {', and in '.join(parts)}")
+            else:
+                yield name, {**about, "node": node}
+
+    def turn_away(self, node: int, why: str) -> None:
+        """Before the first round a site that does not fit ends the run; later it is only left out."""
+        self.strangers.add(node)
+        if not self.trained:
+            raise UserError(f"{why}. Nothing was trained; set it right and start again")
+        log.warning("%s", why)
+
+    def gather(self, timeout: float) -> None:
+        """Wait for all sites, or after a while for enough of them."""
+        end = time.monotonic() + timeout
+        while True:
+            self.meet(max(PAUSE, min(HELLO, end - time.monotonic())))
+            missing = [name for name in self.federation.sites if name not in self.nodes]
+            if not missing:
+                return
+            if time.monotonic() > end:
+                if len(self.nodes) >= self.min_sites:
+                    log.warning("starting without %s", ", ".join(missing))
+                    return
+                raise UserError(
+                    f"{len(self.nodes)} of {len(self.federation.sites)} sites came in {timeout:g} s, at least "
+                    f"{self.min_sites} are needed; missing: {', '.join(missing)}. Are their SuperNodes running?"
+                )
+            time.sleep(PAUSE)
+
+    def wait_for(self, count: int) -> None:
+        """Until so many of our sites are connected, as long as a round may take; says so once a minute."""
+        told, end = 0.0, time.monotonic() + self.round_timeout
+        while True:
+            self.meet()
+            online = set(self.grid.get_node_ids())
+            here = [name for name, node in self.nodes.items() if node in online]
+            if len(here) >= count:
+                return
+            if time.monotonic() > end:
+                raise UserError(
+                    f"{len(here)} sites are connected and {count} are needed ({', '.join(here) or 'nobody'}). The run "
+                    "is saved up to the round before; start it again with resume=true when they are back, or with a "
+                    "smaller min-sites"
+                )
+            if time.monotonic() > told + 60:
+                told = time.monotonic()
+                log.warning("waiting for %d sites; here: %s", count, ", ".join(here) or "nobody")
+            time.sleep(PAUSE)
+
+
+def read_hello(records: RecordDict) -> dict[str, Any]:
+    """What a site says of itself, or that it refuses; a ValueError where it is neither."""
+    _, about = from_records(records)
+    about["site"] = str(about.get("site", ""))[:LONGEST_TEXT]
+    if "code" in about:
+        return about
+    about["common"] = json.loads(str(about.get("common", "")))
+    counts = [about.get(key) for key in ("train", "test", "classes")]
+    if not isinstance(about["common"], dict) or not all(type(n) is int and 0 < n < MOST_IMAGES for n in counts):
+        raise ValueError("not the hello of a site")
+    return about
+
+
+def text_of(about: Mapping[str, Any]) -> str:
+    return str(about.get("text", ""))[:LONGEST_TEXT]
+
+
+def said(problems: Mapping[str, str]) -> str:
+    return "; ".join(f"{name} {problem}" for name, problem in problems.items())

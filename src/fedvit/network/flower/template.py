@@ -1,0 +1,124 @@
+"""The files of a Flower app for an experiment."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomli_w
+
+from fedvit.config.resolve import to_tables
+from fedvit.core.errors import UserError
+from fedvit.core.settings import Experiment
+from fedvit.data.dataset import Dataset, wants_auroc
+from fedvit.data.partition.records import Split
+from fedvit.engine.worker import load_data
+from fedvit.network.site import Federation
+
+QUIET = {  # nothing calls home, unless the user has said otherwise
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+PROFILE = "fedvit"
+INSECURE = ("--insecure",)  # on loopback nobody listens
+APP = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedvit-app"
+version = "1.0.0"
+description = "An experiment of FedViT, for its server and its sites"
+license = "MIT"
+dependencies = ["fedvit[flower]=={version}"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "fedvit"
+
+[tool.flwr.app.components]
+serverapp = "fedvit_app.server_app:app"
+clientapp = "fedvit_app.client_app:app"
+
+[tool.flwr.app.config]  # any of these may be given to `flwr run --run-config`
+out = {out}  # the run's folder at the server
+resume = false  # continue the run in that folder
+min-sites = 0  # go on with so many; 0: all
+round-timeout = 3600.0  # seconds until a site that does not answer is left out of a round
+at-once = 0  # sites that are asked at the same time; 0: all
+start-timeout = 600.0  # seconds to wait for all sites before the first round
+data-dir = ""  # folder of pre-trained weights at the server; default: $FEDVIT_DATA
+"""
+SERVER = """from pathlib import Path
+
+from fedvit.network.flower.apps import server_app
+
+app = server_app(Path(__file__).parent)
+"""
+CLIENT = SERVER.replace("server_app", "client_app")
+
+
+def need_flower() -> None:
+    """An error that says what to install, where Flower is missing."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError as problem:
+        raise UserError("this needs Flower, which is not here: pip install 'fedvit[flower]'") from problem
+
+
+def write_app(folder: Path, experiment: Experiment, federation: Federation, out: str) -> None:
+    """The app that Flower takes to server and sites. It holds settings and six lines of code, no weights."""
+    import fedvit
+
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: give a new folder for the app")
+    package = folder / "fedvit_app"
+    package.mkdir(parents=True)
+    tables = to_tables(experiment)
+    tables["run"]["device"] = "auto"  # each side takes what it has
+    for key in ("dir", "cache"):
+        tables["data"].pop(key, None)
+    (package / "__init__.py").write_text("")
+    (package / "server_app.py").write_text(SERVER)
+    (package / "client_app.py").write_text(CLIENT)
+    (package / "experiment.toml").write_text(tomli_w.dumps(tables))
+    agreed = {"sites": list(federation.sites), "classes": list(federation.classes)}
+    (package / "federation.toml").write_text(tomli_w.dumps(agreed))
+    text = APP.replace("{version}", fedvit.__version__).replace("{out}", json.dumps(out))
+    (folder / "pyproject.toml").write_text(text)
+
+
+def names_of(text: str) -> list[str]:
+    """Names joined by commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def for_sites(experiment: Experiment, sites: Sequence[str], classes: Sequence[str]) -> tuple[Experiment, Federation]:
+    """The experiment as it will run at sites that each have a folder of their own."""
+    if len(set(sites)) < len(sites) or len(set(classes)) < len(classes):
+        raise UserError("--sites and --classes expect names that differ, joined by commas")
+    if len(sites) < 2 or len(classes) < 2:
+        raise UserError(f"at least two sites and two classes are needed, found {len(sites)} and {len(classes)}")
+    if experiment.data.samples is not None or experiment.data.unseen:
+        raise UserError("data.samples and data.unseen choose among all sites' images, which nobody has: leave them out")
+    auroc = wants_auroc(experiment.data, len(classes))
+    data = experiment.data.model_copy(update={"name": "sites", "class_names": ",".join(classes), "auroc": auroc})
+    partition = experiment.partition.model_copy(update={"name": "site", "clients": len(sites)})
+    file = experiment.model.weights  # each side has it in its own data folder
+    model = experiment.model.model_copy(update={"weights": Path(file.name) if file and file.is_absolute() else file})
+    cohort = min(experiment.train.cohort or len(sites), len(sites))
+    train = experiment.train.model_copy(update={"cohort": cohort})
+    changed = experiment.model_copy(update={"data": data, "partition": partition, "train": train, "model": model})
+    return changed, Federation(tuple(sorted(sites)), tuple(classes))
+
+
+def for_trial(experiment: Experiment) -> tuple[Experiment, Federation, Dataset, Split]:
+    """The experiment as it will run with one site per client of its own data, and that data."""
+    dataset, split = load_data(experiment)
+    if split.unseen:
+        raise UserError("data.unseen needs clients that never train, and over Flower every site does: leave it out")
+    auroc = wants_auroc(experiment.data, dataset.classes)
+    experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"auroc": auroc})})
+    return experiment, Federation(tuple(split.seen), dataset.class_names), dataset, split

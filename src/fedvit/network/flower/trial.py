@@ -1,0 +1,279 @@
+"""A trial over Flower on this machine: a SuperLink and one SuperNode per client, ended with the run."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from random import SystemRandom
+from typing import Any
+from urllib.parse import quote
+
+import tomli_w
+import torch
+
+from fedvit.core.errors import UserError
+from fedvit.core.files import write_json
+from fedvit.core.settings import Experiment
+from fedvit.engine.ledger import Ledger
+from fedvit.engine.loop import Round
+from fedvit.engine.net import make_net
+from fedvit.engine.system import free_ram
+from fedvit.network.flower.template import INSECURE, PROFILE, QUIET, for_trial, need_flower, write_app
+from fedvit.network.server import check_servable
+from fedvit.runs.folder import Run
+from fedvit.runs.write import class_counts
+
+SECONDS_BETWEEN_QUESTIONS = 20.0
+PORTS = range(20000, 32000)  # below those that connections get at random
+TURN = count(SystemRandom().randrange(len(PORTS)))  # so that no call returns the port of the one before
+ONE_PROCESS = 10**9  # bytes, with torch and a small ViT
+
+
+# A trial on this machine.
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Where a trial keeps its things, all below one folder, and how its processes find each other."""
+
+    folder: Path
+    port: int
+    host: str = "127.0.0.1"
+    inside: tuple[str, ...] = ()  # what a command is started with, such as ip netns exec NAME
+
+    @property
+    def home(self) -> Path:
+        """Flower's own folder."""
+        return self.folder / "flower"
+
+    def log_of(self, name: str) -> Path:
+        """What `superlink` or a SuperNode (`node_name`) printed."""
+        return self.home / f"{name}.log"
+
+    def write_profile(self, connection: Mapping[str, Any]) -> None:
+        """Tell Flower's commands which SuperLink is meant."""
+        profile = {"address": f"{self.host}:{self.port}", **connection}
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": PROFILE, PROFILE: profile}}))
+
+    def environment(self) -> dict[str, str]:
+        own = {**QUIET, **os.environ, "FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
+        own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", "")])
+        return own
+
+
+def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> Iterator[Round]:
+    """`--engine flower`: a SuperLink and one SuperNode per client on loopback, and the rounds as they are finished."""
+    need_flower()
+    experiment, federation, dataset, split = for_trial(experiment)
+    net = make_net(experiment, dataset.classes, torch.device("cpu"))
+    check_servable(experiment, net)
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    trial = Trial(folder, free_port())
+    shutil.rmtree(trial.home, ignore_errors=True)
+    (folder / "error.txt").unlink(missing_ok=True)
+    app = trial.home / "app"
+    write_app(app, experiment, federation, str(folder))
+    trial.write_profile({"insecure": True})
+    data_dir = str(experiment.data.folder.resolve()) if experiment.data.folder else ""
+    with ExitStack() as stack:
+        stack.enter_context(end_on_sigterm())
+        processes = {"superlink": stack.enter_context(superlink(trial))}
+        for name in federation.sites:
+            told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
+            processes[node_name(name)] = stack.enter_context(supernode(trial, name, told))
+        start = {"resume": resume, "data-dir": data_dir, "at-once": at_once(len(federation.sites))}
+        old = (folder / "summary.json").read_bytes() if Run(folder).finished else None  # of a run that is extended
+        number = submit(trial, app, start)
+        done = 0 if not resume else len(Run(folder).rounds)
+        yield from follow(trial, processes, folder, number, done, old)
+    counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
+    write_json(folder / "split.json", {**split.to_json(), **counts, "network": True})
+
+
+def at_once(sites: int) -> int:
+    """How many clients of a trial may work at the same time: each is a process with a model of its own."""
+    return max(1, min(sites, 2 * (os.cpu_count() or 1), free_ram() // (2 * ONE_PROCESS)))
+
+
+@contextmanager
+def end_on_sigterm() -> Iterator[None]:
+    """A polite kill ends the run as Ctrl-C does, with all its processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def submit(trial: Trial, app: Path, told: Mapping[str, Any]) -> str:
+    """Hand the app to the SuperLink; the number of Flower's run."""
+    words = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())
+    end = time.monotonic() + 60
+    while True:  # the SuperLink may need a moment before it listens
+        done = subprocess.run(
+            [*trial.inside, "flwr", "run", str(app), PROFILE, "--run-config", words, "--format", "json"],
+            env=trial.environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            answer = {}
+        if answer.get("success"):
+            return str(answer["run-id"])
+        if time.monotonic() > end:
+            raise RuntimeError(f"Flower did not take the run: {done.stdout}{done.stderr}")
+        time.sleep(1)
+
+
+def follow(
+    trial: Trial,
+    processes: Mapping[str, subprocess.Popen[bytes]],
+    folder: Path,
+    number: str,
+    done: int,
+    old: bytes | None = None,
+) -> Iterator[Round]:
+    """The rounds as they come into the run's folder, until it says that the run is over, or Flower does."""
+    run, asked = Run(folder), time.monotonic()
+
+    def finished() -> bool:
+        return run.finished and (folder / "summary.json").read_bytes() != old
+
+    while True:
+        over = finished() or (folder / "error.txt").is_file()
+        if not over and time.monotonic() > asked + SECONDS_BETWEEN_QUESTIONS:
+            over, asked = is_over(trial, number), time.monotonic()
+        rows, timings = run.rounds, run.timings
+        while done < min(len(rows), len(timings)):
+            row, seconds = rows[done], timings[done]["seconds"]
+            answered = len(row["cohort"]) - len(row["failed"])
+            down, up = [row["nbytes_down"]] * len(row["cohort"]), [row["nbytes_up"] or 0] * answered
+            done += 1
+            yield Round(None, row, None, Ledger(down, up, seconds=seconds))  # type: ignore[arg-type]
+        if over:
+            break
+        check_alive(trial, processes)
+        time.sleep(0.5)
+    if not finished():
+        told = folder / "error.txt"
+        if told.is_file():
+            raise UserError(told.read_text().strip())
+        raise RuntimeError(f"the run over Flower ended before its last round; see the logs in {trial.home}")
+
+
+def check_alive(trial: Trial, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Flower itself does not tell that one of its processes has ended."""
+    for name, process in processes.items():
+        if process.poll() is not None:
+            raise UserError(
+                f"{name} ended with status {process.returncode} before the run did; --resume continues after the last "
+                f"finished round. Its last words, from {trial.log_of(name)}:\n{last_lines(trial.log_of(name))}"
+            )
+
+
+def is_over(trial: Trial, number: str) -> bool:
+    """Whether the run is over, by Flower's word."""
+    done = subprocess.run(
+        [*trial.inside, "flwr", "list", PROFILE, "--run-id", number, "--format", "json"],
+        env=trial.environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    try:
+        (run,) = json.loads(done.stdout)["runs"]
+    except (ValueError, KeyError):
+        return False
+    return str(run["status"]).startswith("finished")
+
+
+@contextmanager
+def superlink(trial: Trial, *security: str) -> Iterator[subprocess.Popen[bytes]]:
+    words = ["flower-superlink", "--host", trial.host, "--port", str(trial.port), *(security or INSECURE)]
+    words += ["--disable-runtime-dependency-installation", "--database", str(trial.home / "state.db")]
+    with daemon(words, trial, "superlink") as process:
+        yield process
+
+
+@contextmanager
+def supernode(trial: Trial, name: str, told: Mapping[str, str], *security: str) -> Iterator[subprocess.Popen[bytes]]:
+    settings = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items() if value)
+    words = ["flower-supernode", "--superlink", f"{trial.host}:{trial.port}", *(security or INSECURE)]
+    words += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", settings]
+    with daemon(words, trial, node_name(name)) as process:
+        yield process
+
+
+def node_name(site: str) -> str:
+    """What a site's SuperNode is called in files."""
+    return f"supernode-{quote(site, safe='')}"
+
+
+def last_lines(file: Path, lines: int = 20) -> str:
+    return "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
+
+
+@contextmanager
+def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a group of its own, ended as a group: Flower's children outlive their parents."""
+    trial.home.mkdir(parents=True, exist_ok=True)
+    with trial.log_of(name).open("ab") as stream:
+        process = subprocess.Popen(
+            [*trial.inside, *words], env=trial.environment(), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        end_group(process)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """First politely; whatever of the group, and of its children in groups of their own, is left then is killed."""
+    children = descendants(process.pid)
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, kind)
+        for child in children:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(child, kind)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+
+
+def descendants(parent: int) -> list[int]:
+    """All that a process has started, and they; nothing where the system does not tell."""
+    parents: dict[int, int] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
+    found = [parent]
+    for one in found:  # it grows on the way
+        found += [child for child, its in parents.items() if its == one]
+    return found[1:]
+
+
+def free_port() -> int:
+    """A port that nobody has, and that no call here has just returned: a process takes seconds until it listens."""
+    for number in islice(TURN, len(PORTS)):
+        port = PORTS[number % len(PORTS)]
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise UserError(f"no port of 127.0.0.1 is free between {PORTS[0]} and {PORTS[-1]}")

@@ -1,0 +1,253 @@
+"""What a message of split learning must look like before a server, or a client, uses it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedvit.core import tree
+from fedvit.core.metrics import EVALUATION_BATCH, LARGEST, score_problem
+from fedvit.core.payload import Payload, flatten
+from fedvit.core.tree import Tree
+from fedvit.engine.net import Net
+from fedvit.engine.split_loop import split_of
+from fedvit.models.cuts import Parts
+from fedvit.network.grpc.channel import GarbageError, LateError
+from fedvit.network.payload_check import difference
+from fedvit.split.messages import Message
+from fedvit.split.plan import Wire
+from fedvit.split.server import ServerSide
+
+Shape = tuple[int, ...]
+WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+SLACK = 1_000_000  # bytes of a message beside its tensors
+
+
+@dataclass
+class Progress:
+    """How far a client is in its task."""
+
+    task: str  # train or evaluate
+    steps: int  # of a round, from the number of its training images
+    average: bool = False
+    started: bool = False
+    step: int = -1  # the newest
+
+    @property
+    def complete(self) -> bool:
+        return self.started and (self.task != "train" or self.step == self.steps - 1)
+
+
+class AnswerError(Exception):
+    """The server sent what no server of ours sends, or what diverged: it is not used."""
+
+
+class Checks:
+    """The names, kinds and shapes that a net's messages have."""
+
+    def __init__(self, net: Net, batch: int):
+        self.split, self.batch, self.classes = split_of(net), batch, net.classes
+        parts = Parts(net.module, self.split.cut)
+        x = torch.zeros(1, 3, net.inputs.size, net.inputs.size, device=next(net.module.parameters()).device)
+        net.module.eval()
+        with torch.no_grad():
+            h = parts.run("head", {}, x)
+            b = parts.run("body", {}, h)
+        self.h: Shape = tuple(h.shape[1:])
+        self.b: Shape = tuple(b.shape[1:])
+        frozen = split_of(net).cut.names(net.module, "head") if self.split.black_box else []
+        learned = {name for name, _ in net.module.named_parameters()}
+        self.own: Tree = {
+            name: net.initial[name] for name in net.roles.personal if name not in frozen or name not in learned
+        }
+        self.most = self.split.deepest(parts)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message that a client may send."""
+        largest = max(self.batch, EVALUATION_BATCH)
+        return max(largest * (math.prod(self.h) + 1) * 8, 2 * tree.nbytes(self.own)) + SLACK
+
+    def check(self, message: Message, progress: Progress, side: ServerSide) -> None:
+        """LateError for what belongs elsewhere, GarbageError for what belongs nowhere; and note the step."""
+        if message.round != side.round:
+            raise LateError(f"a message of round {message.round} came in round {side.round}")
+        allowed = ("start", "infer") if progress.task == "evaluate" else self.kinds(progress)
+        if message.kind not in ("start", "forward", "labelled", "backward", "probe", "losses", "parts", "infer"):
+            raise GarbageError(f"no message is called {message.kind[:40]!r}")
+        if message.kind not in allowed:
+            raise LateError(f"a message {message.kind!r} has no place in this task")
+        expected = self.place(message, progress, side)
+        if message.step != expected or (message.kind == "start") == progress.started:
+            raise LateError(f"a message {message.kind!r} of step {message.step} came in step {expected}")
+        self.check_numbers(message, progress)
+        self.check_tensors(message, side)
+        progress.started = True
+        if message.kind in ("forward", "labelled", "infer"):
+            progress.step = message.step
+
+    def kinds(self, progress: Progress) -> tuple[str, ...]:
+        if self.split.labels_leave:
+            return ("start", "labelled", *(("parts",) if progress.average else ()))
+        probes = ("probe", "losses") if self.split.gradient == "spsa" else ()
+        return ("start", "forward", "backward", *probes, *(("parts",) if progress.average else ()))
+
+    def place(self, message: Message, progress: Progress, side: ServerSide) -> int:
+        """The step that a message of this kind must have now; -1 where none may come."""
+        match message.kind:
+            case "start":
+                return 0
+            case "infer":
+                return progress.step + 1
+            case "forward" | "labelled":
+                return progress.step + 1 if progress.step + 1 < progress.steps else -1
+            case "parts":
+                ready = progress.complete and message.client not in side.ends
+                return progress.steps if ready else -1
+            case _:
+                return progress.step if (message.client, progress.step) in side.pending else -1
+
+    def check_numbers(self, message: Message, progress: Progress) -> None:
+        numbers = message.payload.scalars
+        wanted: dict[str, set[str]] = {
+            "start": {"updated"},
+            "forward": {"last"},
+            "labelled": {"last"},
+            "backward": {"last", "wanted"},
+            "probe": {"draw", "sign"},
+            "losses": {"draw", "plus", "minus"},
+            "parts": set(),
+            "infer": {"depth"} & set(numbers),
+        }
+        if set(numbers) != wanted[message.kind] or not all_numbers(numbers):
+            raise GarbageError(f"the numbers of {message.kind!r} are not those expected")
+        fits = {
+            "last": lambda v: bool(v) == (message.step == progress.steps - 1),
+            "wanted": lambda v: v in (0, 1),
+            "draw": lambda v: v in range(self.split.draws),
+            "sign": lambda v: v in (-1, 1),
+            "depth": lambda v: self.most is not None and v in range(1, self.most + 1),
+        }
+        for name, value in numbers.items():
+            if name in fits and not fits[name](value):
+                raise GarbageError(f"{name} of {message.kind!r} is {value:g}")
+
+    def check_tensors(self, message: Message, side: ServerSide) -> None:
+        found = flatten(message.payload.trees)
+        match message.kind:
+            case "forward" | "labelled" | "infer":
+                images = len(found["h/x"]) if "h/x" in found and found["h/x"].ndim else 0
+                limit = EVALUATION_BATCH if message.kind == "infer" else self.batch
+                if not 1 <= images <= limit:
+                    raise GarbageError(f"expected h/x of 1 to {limit} images, found {images}")
+                wanted = self.packed("h", (images, *self.h))
+                if message.kind == "labelled":
+                    wanted["labels/y"] = torch.int32, (images,)
+            case "backward":
+                wanted = self.packed("b", tuple(side.pending[message.client, message.step][1].shape))
+            case "parts":
+                wanted = {f"parts/{name}": (t.dtype, tuple(t.shape)) for name, t in self.own.items()}
+            case _:
+                wanted = {}
+        compare(found, wanted, message.kind)
+        if "labels/y" in found and not ((found["labels/y"] >= 0) & (found["labels/y"] < self.classes)).all():
+            raise GarbageError("labels that are no classes")
+
+    def check_task(self, task: Message) -> None:
+        """What a server gives a client to do; AnswerError where it cannot be done."""
+        numbers = task.payload.scalars
+        if set(numbers) != {"continues", "average"} or not all_numbers(numbers):
+            raise AnswerError(f"the numbers of the task {task.kind[:40]!r} are not those expected")
+        wrong = difference(task.payload, Payload({"average": self.own} if task.kind == "receive" else {}))
+        if wrong is not None:
+            raise AnswerError(f"the task {task.kind[:40]!r}: {wrong}")
+
+    def check_answer(self, request: Message, answer: Message, images: int) -> None:
+        """What a server answers to a request in a batch of so many images; AnswerError where it is something else."""
+        about = [(m.round, m.client, m.step, m.kind) for m in (request, answer)]
+        if about[0] != about[1]:
+            raise AnswerError(f"the answer to {request.kind!r} is one to another message")
+        self.check_answered_numbers(answer)
+        plain = request.kind == "probe" or (request.kind == "infer" and self.split.labels_leave)
+        found: Tree = flatten(answer.payload.trees)
+        wanted: dict[str, tuple[torch.dtype, Shape]] = {}
+        match request.kind:
+            case "start":
+                wrong = difference(answer.payload, Payload({"average": self.own})) if found else None
+                if wrong is not None:
+                    raise AnswerError(f"the answer to 'start': {wrong}")
+                return
+            case "forward" | "probe" | "infer":
+                wanted = self.packed("b", (images, *self.b), "fp32" if plain else None)
+            case "labelled" | "backward" if request.payload.scalars.get("wanted", 1.0):
+                wanted = self.packed("h", (images, *self.h))
+        try:
+            compare(found, wanted, request.kind)
+        except GarbageError as problem:
+            raise AnswerError(f"the answer to {request.kind!r}: {problem}") from problem
+
+    def check_answered_numbers(self, answer: Message) -> None:
+        numbers = answer.payload.scalars
+        start = {"learns"} if self.most is None else {"learns", "depth"}
+        wanted = {"start": start, "labelled": {"loss"}}.get(answer.kind, set())
+        if set(numbers) != wanted or not all_numbers(numbers):
+            raise AnswerError(f"the numbers of the answer to {answer.kind!r} are not those expected")
+        if self.most is not None and "depth" in numbers and numbers["depth"] not in range(1, self.most + 1):
+            raise AnswerError(f"a body of {numbers['depth']:g} blocks, where 1 to {self.most} were expected")
+
+    def largest(self, train: int, test: int) -> list[Payload]:
+        """What a client with so many images sends, one of each kind that has tensors, at its largest."""
+        batch = min(self.batch, train)
+        kinds = [
+            {"h": self.zeros("h", (batch, *self.h))},
+            {"h": self.zeros("h", (min(EVALUATION_BATCH, test), *self.h))},
+        ]
+        if self.split.labels_leave:
+            kinds[0]["labels"] = {"y": torch.zeros(batch, dtype=torch.int32)}
+        else:
+            kinds.append({"b": self.zeros("b", (batch, *self.b))})
+        if self.split.average_every and self.own:
+            kinds.append({"parts": self.own})
+        return [Payload(trees) for trees in kinds]
+
+    def zeros(self, group: str, shape: Shape) -> Tree:
+        wanted = self.packed(group, shape)
+        return {name: torch.zeros(1, dtype=dtype).expand(size) for name, (dtype, size) in wanted.items()}
+
+    def packed(self, group: str, shape: Shape, wire: Wire | None = None) -> dict[str, tuple[torch.dtype, Shape]]:
+        wire = wire or self.split.wire
+        wanted = {f"{group}/x": (WIRES[wire], shape)}
+        if wire == "int8":
+            wanted[f"{group}/scale"] = torch.float32, (*shape[:-1], 1)
+        return wanted
+
+    def check_scores(self, scores: Mapping[str, float]) -> None:
+        """What a client says of its test, which has one view."""
+        wrong = score_problem(scores, self.classes)
+        strange = [
+            name for name in scores if name.endswith("_balanced_accuracy") and name != "personal_balanced_accuracy"
+        ]
+        if wrong is not None or strange:
+            raise GarbageError(wrong or f"no score is called {strange[0][:60]!r}")
+
+
+def all_numbers(numbers: Mapping[str, float]) -> bool:
+    """Whether all are finite, and no integers too long for a float."""
+    return all(-LARGEST <= value <= LARGEST for value in numbers.values())
+
+
+def compare(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[torch.dtype, Shape]], kind: str) -> None:
+    """Names, kinds, shapes, and that every number is one."""
+    if found.keys() != wanted.keys():
+        names: Any = sorted(found.keys() ^ wanted.keys())[:3]
+        raise GarbageError(f"the tensors of {kind!r} are not those expected: {', '.join(names)[:200]}")
+    for name, tensor in found.items():
+        dtype, shape = wanted[name]
+        if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+            text = f"expected {name} to be {dtype} {shape}, found {tensor.dtype} {tuple(tensor.shape)}"
+            raise GarbageError(text)
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise GarbageError(f"{name} has values that are not finite")

@@ -1,0 +1,233 @@
+"""A client of split learning on a network: its images, its head and tail, and the folder in which it keeps them."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedvit.core import tree
+from fedvit.core.client import Memory
+from fedvit.core.errors import PublicError, UserError, nearest
+from fedvit.core.metrics import view_scores
+from fedvit.core.payload import Payload
+from fedvit.core.settings import Experiment
+from fedvit.data.dataset import Dataset
+from fedvit.data.partition.records import Split
+from fedvit.engine.net import Net, make_net
+from fedvit.engine.split_loop import split_of
+from fedvit.engine.worker import Worker, load_data
+from fedvit.models.cuts import Parts
+from fedvit.network.grpc.channel import Connection, GarbageError, LateError, LostError, TakenError, why_no_connection
+from fedvit.network.grpc.checks import AnswerError, Checks
+from fedvit.network.grpc.identity import Identity
+from fedvit.network.handshake import common
+from fedvit.network.policy import Policy
+from fedvit.network.site import own_experiment
+from fedvit.network.site_state import SiteState
+from fedvit.runs.execute import STARTED, run_log, starting_command
+from fedvit.split.client import ClientSide
+from fedvit.split.messages import GIVEN_UP, Channel, Message
+
+log = logging.getLogger(__name__)
+PAUSE = 0.5  # seconds between looks for a server
+
+
+class SplitClient:
+    """One client with its images. It answers the server's tasks until the run is over."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        name: str,
+        state: Path,
+        folder: Path | None = None,
+        policy: Policy | None = None,
+    ):
+        torch.set_num_threads(experiment.run.threads)
+        self.experiment, self.name, self.folder, self.policy = experiment, name, state, policy or Policy()
+        dataset, split = site_data(experiment, name, folder, state) if folder else load_data(experiment)
+        if name not in split.clients:
+            raise UserError(f"the experiment's data has no client {name!r}; {nearest(name, split.clients)}")
+        device = torch.device(experiment.run.devices[0])
+        self.net: Net = make_net(experiment, dataset.classes, device)
+        if self.net.plan.split is None:
+            raise UserError(f"{experiment.method['name']} is not split learning: its clients run under Flower")
+        self.worker = Worker(experiment, self.net, dataset, split, device)
+        self.split, self.parts = split_of(self.net), Parts(self.net.module, split_of(self.net).cut)
+        for parameter in self.net.module.parameters():
+            parameter.requires_grad_(False)  # learning weights are given at every call
+        self.checks = Checks(self.net, experiment.train.batch)
+        part = split.clients[name]
+        self.hello: dict[str, Any] = {
+            "name": name,
+            "train": len(part.train),
+            "test": len(part.test),
+            "classes_here": len(np.unique(dataset.labels[part.train])),
+            "common": common(experiment, self.net, dataset.class_names),
+        }
+        self.state = SiteState(state)
+
+    def attend(
+        self, address: str, identity: Identity | None, *, wait: float = 60.0, said: Callable[[str], None] = log.info
+    ) -> None:
+        """Work for the server until it says that the run is finished; look for it again where it is lost."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with run_log() as log_to:
+            log_to(self.folder / "log.txt")
+            log.info("%s %s", STARTED, starting_command())
+            seen, connected = time.monotonic(), False
+            while True:
+                connection = Connection(address, identity)
+                try:
+                    if self.work(connection, said):
+                        said("the run is finished")
+                        return
+                    seen, connected = time.monotonic(), True
+                except TakenError as problem:  # by ourselves, until the server sees that our connection broke
+                    if not connected or time.monotonic() - seen > wait:
+                        raise
+                    log.info("%s; trying again", problem)
+                except LostError:
+                    reason, may_help = why_no_connection(address, identity)
+                    if not may_help or time.monotonic() - seen > wait:
+                        raise UserError(reason) from None
+                    log.info("%s; looking again", reason)
+                finally:
+                    connection.close()
+                time.sleep(PAUSE)
+
+    def check_policy(self) -> None:
+        """Refuse, before anything leaves, a run in which something would leave that may not."""
+        method = str(self.experiment.method["name"])
+        for payload in self.checks.largest(self.hello["train"], self.hello["test"]):
+            self.policy.admit(self.experiment.label, method, payload, epsilon=None)
+
+    def work(self, connection: Connection, said: Callable[[str], None]) -> bool:
+        """Do the tasks of one connection; True when the run is over, False when the connection broke on the way."""
+        try:
+            self.check_policy()
+        except PublicError as refused:
+            log.error("refused: %s", refused)
+            connection.decline(self.name, str(refused))
+            raise UserError(f"{self.name} does not take part: {refused}") from refused
+        try:
+            welcome, tasks = connection.attend(self.hello)
+        except (LateError, GarbageError) as refused:
+            raise UserError(f"the server at {connection.address} says: {refused}") from refused
+        run = str(welcome["run"])
+        log.info("connected to %s, run %s", connection.address, run)
+        said(f"connected to {connection.address} as {self.name}")
+        try:
+            for task in tasks:
+                if task.kind == "finished":
+                    return True
+                try:
+                    self.do(connection, run, task)
+                except LateError as problem:
+                    log.warning("round %d: dropped from %s: %s", task.round, task.kind, problem)
+                except GarbageError as problem:
+                    log.error("round %d: the server cannot use what we send: %s", task.round, problem)
+                except AnswerError as problem:
+                    log.error("round %d: what the server sends cannot be used: %s", task.round, problem)
+                    self.give_up(connection, task)
+        except LostError as problem:
+            log.warning("the connection to %s broke: %s", connection.address, problem)
+        return False
+
+    def give_up(self, connection: Connection, task: Message) -> None:
+        """Tell the server that this task will not be done, so that nobody waits for it; our state is as it was."""
+        try:
+            connection.send("done", Message(task.round, self.name, 0, GIVEN_UP).to_bytes())
+        except (LateError, GarbageError) as problem:
+            log.info("round %d: %s", task.round, problem)
+
+    def do(self, connection: Connection, run: str, task: Message) -> None:
+        """One task, and its end. What a round changes is on disk before the server counts on it."""
+        if task.kind not in ("train", "receive", "evaluate"):
+            raise UserError(f"the server gives a task {task.kind[:40]!r} that this version does not know")
+        self.checks.check_task(task)
+        after = int(task.payload.scalars["continues"])
+        memory = self.recalled(run, after)
+        log.info("round %d: %s", task.round, task.kind)
+        door = CheckedChannel(connection, self.policy, self.checks)
+        match task.kind:
+            case "train":
+                found: Mapping[str, float] = self.train(door, task, memory)
+                self.state.put(run, task.round, memory)
+            case "receive":
+                own = memory["personal"]
+                assert isinstance(own, dict)
+                memory["personal"] = tree.overlay(own, task.payload.trees["average"])
+                self.state.put(run, task.round, memory)
+                found = {}
+            case _:
+                found = self.policy.release(Payload(scalars=self.evaluate(door, task, memory))).scalars
+        connection.send("done", replace(task, payload=Payload(scalars=found)).to_bytes())
+
+    def recalled(self, run: str, after: int) -> Memory:
+        """The state that the server continues."""
+        memory = self.state.get(run, after)
+        if memory.get("updated", 0.0) != after:
+            raise UserError(
+                f"the server goes on from our state of round {after} of run {run}, and {self.folder} does not have it: "
+                "give the --state folder that this client had"
+            )
+        return memory
+
+    def train(self, channel: Channel, task: Message, memory: Memory) -> dict[str, float]:
+        self.net.module.train()
+        client = self.worker.client(self.name, task.round, memory)
+        requests = ClientSide(self.split, self.parts, client).requests(average=bool(task.payload.scalars["average"]))
+        try:
+            message = next(requests)
+            while True:
+                if message is None:
+                    message = next(requests)
+                else:
+                    message = requests.send(Message.from_bytes(channel.call(message.to_bytes())))
+        except StopIteration:
+            return {"loss": client.scalars["loss"]}
+
+    def evaluate(self, channel: Channel, task: Message, memory: Memory) -> dict[str, float]:
+        self.net.module.eval()
+        client = self.worker.client(self.name, task.round, memory)
+        with torch.no_grad():
+            predict = ClientSide(self.split, self.parts, client).predictor(channel)
+        inputs, worker = self.net.inputs, self.worker
+        return view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
+
+
+@dataclass
+class CheckedChannel:
+    """The one way out and in for a batch's messages: what the site's rules forbid does not leave, and what no server
+    of ours answers does not come in.
+    """
+
+    connection: Channel
+    policy: Policy
+    checks: Checks
+    images: int = 0  # of the batch under way
+
+    def call(self, request: bytes) -> bytes:
+        message = Message.from_bytes(request)
+        self.policy.release(message.payload)
+        if "h" in message.payload.trees:
+            self.images = len(message.payload.trees["h"]["x"])
+        answer = self.connection.call(request)
+        try:
+            self.checks.check_answer(message, Message.from_bytes(answer), self.images)
+        except ValueError as problem:
+            raise AnswerError(f"the answer to {message.kind!r} is {problem}") from problem
+        return answer
+
+
+def site_data(experiment: Experiment, name: str, folder: Path, state: Path) -> tuple[Dataset, Split]:
+    """A folder of class folders as the one client of this name, divided as sites are."""
+    data = experiment.data.model_copy(update={"cache": experiment.data.cache or state / "images", "unseen": 0})
+    alone = experiment.model_copy(update={"data": data})
+    return load_data(own_experiment(alone, data.class_list, name, folder))

@@ -1,0 +1,69 @@
+"""What a server and its sites must have in common before round 1, compared part by part."""
+
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from fedvit.config.resolve import to_tables
+from fedvit.core import tree
+from fedvit.core.settings import PLANNED, Experiment
+from fedvit.core.tree import fingerprint
+from fedvit.engine.net import Net
+
+HERE = {  # what each machine decides for itself
+    "model": ("weights", "pretrained"),  # compared as weights
+    "train": ("rounds", "cohort", "dropout"),  # rounds only where no rate depends on them
+    "run": ("eval_every", "until_accuracy", "track", "threads", "device", "cache_mb"),
+}
+PARTS = ("version", "model", "weights", "inputs", "classes", "settings")
+
+
+def common(experiment: Experiment, net: Net, class_names: tuple[str, ...]) -> dict[str, Any]:
+    """The parts that must be equal. Weights are those at the client: a body's never leave its server."""
+    tables = to_tables(experiment)
+    planned = {("train", "rounds")} if experiment.train.schedule in PLANNED else set()
+    kept = {
+        f"{name}.{key}": value
+        for name in ("model", "method", "tune", "train", "run")
+        for key, value in tables[name].items()
+        if key not in HERE.get(name, ()) or (name, key) in planned
+    }
+    weights = {**net.initial, **net.frozen}
+    if net.plan.split is not None:
+        weights = tree.pick(weights, net.plan.split.cut.names(net.module, "head", "tail"))
+    return {
+        "version": version("fedvit"),
+        "model": {key: value for key, value in kept.items() if key.startswith("model.")},
+        "weights": fingerprint(weights),
+        "inputs": {"size": net.inputs.size, "mean": list(net.inputs.mean), "std": list(net.inputs.std)},
+        "classes": list(class_names),
+        "settings": {key: value for key, value in kept.items() if not key.startswith("model.")},
+    }
+
+
+def differences(server: Mapping[str, Any], client: Mapping[str, Any]) -> list[str]:
+    """In words, every part in which the two differ."""
+    words = {"version": "the fedvit version", "inputs": "the input statistics", "classes": "the class list"}
+    found = []
+    for part in PARTS:
+        a, b = server[part], client.get(part)
+        if json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True):
+            continue
+        if isinstance(a, dict) and isinstance(b, dict):
+            keys = [key for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
+            found.append(f"{words.get(part, f'the {part}')} ({'; '.join(told(key, a, b) for key in keys[:5])})")
+        elif part == "weights":
+            found.append("the first weights (another file, or another seed)")
+        else:
+            found.append(f"{words.get(part, part)} (server {short(a)}, client {short(b)})")
+    return found
+
+
+def told(key: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    return f"{key}: server {short(a.get(key))}, client {short(b.get(key))}"
+
+
+def short(value: Any) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,0 +1,143 @@
+"""From folders to rows that may be compared."""
+
+import csv
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedvit.core.errors import UserError
+from fedvit.core.files import read_json, read_lines
+from fedvit.report.statistics import DEEPEST, LOCAL, Record, Row, accuracy, test_images, text_of
+from fedvit.runs.execute import STARTED
+from fedvit.runs.folder import read_clients
+
+# From folders to rows.
+
+
+def collect(folders: Sequence[Path]) -> list[list[Row]]:
+    """The rows of all runs in these folders, in groups that divide the same data in the same way."""
+    found = {path.resolve(): path for folder in folders for path in run_folders(folder)}
+    records = with_gains([read_rows(path) for path in found.values()])
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        key: list[Any] = [record.tables["data"], record.tables["partition"]]
+        if "min_samples" not in record.tables["partition"]:  # its default comes from the batch, and decides the split
+            key.append(record.tables["train"].get("batch"))
+        groups.setdefault(text_of(*key), []).append(record)
+    return [rows_of(group) for group in groups.values()]
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The runs in a folder: itself, or those below it, in the order of compare.json where there is one."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder: expected a run's or a comparison's folder, such as runs/NAME")
+    if (folder / "run.toml").is_file():
+        return [folder]
+    below = sorted(path.parent for depth in range(1, DEEPEST + 1) for path in folder.glob("*/" * depth + "run.toml"))
+    if not below:
+        raise UserError(
+            f"{folder} is not a run: expected a folder with run.toml in it, as `fedvit run --out` writes it, or one "
+            "that holds such folders, as `fedvit compare --out` writes it"
+        )
+    order = comparison_order(folder)
+    return sorted(below, key=lambda path: order.get(path.relative_to(folder).parts[0], len(order)))
+
+
+def comparison_order(folder: Path) -> dict[str, int]:
+    try:
+        entries = json.loads((folder / "compare.json").read_text())
+        return {entry["label"]: number for number, entry in enumerate(entries)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def read_rows(folder: Path) -> Record:
+    """All files of a run that a report shows. Files that an unfinished or an older run lacks are empty."""
+    try:
+        tables = tomllib.loads((folder / "run.toml").read_text())
+        versions = tables.pop("versions", {})
+        seed_folder = re.fullmatch(r"seed\d+", folder.resolve().name)
+        method, tune = str(tables["method"]["name"]), str(tables["tune"]["name"])
+        label = folder.resolve().parent.name if seed_folder else method if tune == "full" else f"{method}+{tune}"
+        log = (folder / "log.txt").read_text(errors="replace") if (folder / "log.txt").is_file() else ""
+        commands = [line.split(STARTED, 1)[1].strip() for line in log.splitlines() if STARTED in line]
+        record = Record(
+            folder=folder,
+            label=label,
+            tables=tables,
+            versions=versions,
+            summary=read_json(folder / "summary.json", None),
+            rounds=read_lines(folder / "rounds.jsonl"),
+            timings=read_lines(folder / "timings.jsonl"),
+            clients=read_clients(folder / "clients.csv") if (folder / "clients.csv").is_file() else [],
+            split=read_json(folder / "split.json", {}),
+            commands=list(dict.fromkeys(commands)),
+        )
+        gains = {row["client"]: row["gain"] for row in record.clients if row["gain"] is not None}
+        _ = record.seed, record.planned, record.curve, record.phases, record.confusion.keys()  # damage is found here
+        return replace(record, gains=gains)
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, csv.Error) as problem:
+        kind = f"{type(problem).__name__}: {problem}"
+        raise UserError(f"the files of the run in {folder} cannot be read ({kind}): is it damaged?") from problem
+
+
+def with_gains(records: Sequence[Record]) -> list[Record]:
+    """Gains over Local where a run was not told them but Local's run on the same test images is here too."""
+    alone = {test_images(record): accuracy(record) for record in records if record.method == LOCAL and record.clients}
+    result = []
+    for record in records:
+        local = alone.get(test_images(record))
+        if not record.gains and local:
+            gains = {name: value - local[name] for name, value in accuracy(record).items() if name in local}
+            record = replace(record, gains=gains)
+        result.append(record)
+    return result
+
+
+def rows_of(records: Sequence[Record]) -> list[Row]:
+    """Runs that differ in the seed alone are one row; rows of the same name are told apart by what differs."""
+    same: dict[str, dict[int, Record]] = {}
+    for record in records:
+        run = {key: value for key, value in record.tables["run"].items() if key not in ("seed", "track", "cache_mb")}
+        seeds = same.setdefault(text_of(record.label, {**record.tables, "run": run}), {})
+        if record.seed not in seeds or (record.finished and not seeds[record.seed].finished):  # else a repetition
+            seeds[record.seed] = record
+    return told_apart([row_of([by[seed] for seed in sorted(by)]) for by in same.values()])
+
+
+def row_of(records: Sequence[Record]) -> Row:
+    done = [record for record in records if record.finished]
+    if not done:
+        return Row(records[0].label, records)
+    return Row(records[0].label, done, [record for record in records if not record.finished])
+
+
+def told_apart(rows: Sequence[Row]) -> list[Row]:
+    result = []
+    for row in rows:
+        twins = [other for other in rows if other.label == row.label]
+        if len(twins) > 1:
+            names = [key for key, values in differences(twins).items() if key != "run.seed" and len(set(values)) > 1]
+            own = flat(row.first.tables)
+            words = ", ".join(f"{key.partition('.')[2]} {own.get(key, '-')}" for key in names) or row.first.folder.name
+            row = replace(row, label=f"{row.label} ({words})")
+        result.append(row)
+    return result
+
+
+def flat(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """table.key -> value, as text."""
+    return {f"{table}.{key}": str(value) for table, content in tables.items() for key, value in content.items()}
+
+
+def differences(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Every setting, with its value in every row."""
+    settings = [flat(row.first.tables) for row in rows]
+    keys = dict.fromkeys(key for own in settings for key in own)
+    return {key: [own.get(key, "-") for own in settings] for key in keys}

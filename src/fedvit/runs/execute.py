@@ -1,0 +1,227 @@
+"""One run from settings to files: set up, loop, checkpoint, results. The library logs and yields; it does not print."""
+
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedvit.config.resolve import to_toml
+from fedvit.core.files import append_line, write_text
+from fedvit.core.server import Server
+from fedvit.core.settings import Experiment
+from fedvit.data.dataset import Dataset
+from fedvit.data.partition.records import Split
+from fedvit.engine.checkpoint import load_checkpoint, save_checkpoint
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.inprocess import InProcess
+from fedvit.engine.ledger import Ledger
+from fedvit.engine.loop import Round, evaluate, federate, reached, summarize
+from fedvit.engine.net import Net, make_net
+from fedvit.engine.pool import WorkerPool
+from fedvit.engine.pool_size import number_of_workers
+from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_split
+from fedvit.engine.system import free_ram, peak_rss_mb, reset_peak_rss
+from fedvit.engine.transport import Transport
+from fedvit.engine.worker import Worker, load_data
+from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.tracking import check_tracker, sent_in, track_run
+from fedvit.runs.write import (
+    Roster,
+    class_counts,
+    keep_rounds,
+    open_folder,
+    roster_of,
+    write_clients,
+    write_summary,
+    write_unseen_csv,
+)
+
+log = logging.getLogger(__name__)
+STARTED = "started by:"  # in log.txt, before the command
+
+
+def run_rounds(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool = False,
+    local: LocalBaseline | None = None,
+    dataset: Dataset | None = None,
+    workers: int | None = 1,
+) -> Iterator[Round]:
+    """Run the experiment in its folder, a round at a time; the files are complete when the iterator ends.
+
+    `workers` processes share the clients' work; the result does not depend on their number. None: as many as fit.
+    """
+    begin = time.perf_counter()
+    reset_peak_rss()
+    torch.set_num_threads(experiment.run.threads)
+    device = torch.device(experiment.run.devices[0])
+    with run_log() as log_to, ExitStack() as stack:
+        dataset, split = load_data(experiment, dataset)
+        reading = time.perf_counter() - begin
+        net = make_net(experiment, dataset.classes, device)
+        workers = number_of_workers(workers, experiment, net, dataset, split)
+        worker = Worker(experiment, net, dataset, split, device, workers + 1 if workers > 1 else 1)
+        store = ClientStore(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
+        server = net.server(split.seen)
+        check_tracker(experiment)
+        # Nothing is written before all settings have proved possible.
+        counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
+        open_folder(folder, experiment, {**split.to_json(), **counts}, resume=resume)
+        log_to(folder / "log.txt")
+        log.info("%s %s", STARTED, starting_command())
+        if resume:
+            server = load_server(folder, server, store)
+        past = FinishedRounds.of(folder, server.round, experiment)
+        setup = time.perf_counter() - begin - reading
+
+        inner = InProcess(worker, store)
+        pool = stack.enter_context(WorkerPool(inner, dataset, workers)) if workers > 1 else None
+        transport: Transport = pool or inner
+        test_samples = {name: len(split.clients[name].test) for name in split.seen}
+        evaluate_server = worker.evaluate_server if net.one_global_model else None
+        if net.plan.split is None:
+            loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
+        else:
+            loop = federate_split(net, server, LocalClients(net, inner), experiment, test_samples)
+        roster = roster_of(worker.labels.numpy(), split)
+        for done in record(
+            charge(loop, "data", reading), folder, experiment, past, store, roster, worker.metrics, local
+        ):
+            server = done.server
+            yield done
+        unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
+        peak = max(peak_rss_mb(), pool.peak_mb if pool else 0.0)
+        write_summary(Run(folder), experiment, net, past.rows, local, unseen, setup + past.seconds, peak)
+
+
+@dataclass(frozen=True)
+class FinishedRounds:
+    """The rounds that are done: their lines in rounds.jsonl and timings.jsonl."""
+
+    rows: list[dict[str, Any]]
+    timings: list[dict[str, Any]]
+
+    @staticmethod
+    def of(folder: Path, round_: int, experiment: Experiment) -> "FinishedRounds":
+        """What a folder says of the rounds up to this one; its lines of later rounds are forgotten."""
+        return FinishedRounds(
+            keep_rounds(folder / "rounds.jsonl", round_, experiment),
+            keep_rounds(folder / "timings.jsonl", round_),
+        )
+
+    @property
+    def seconds(self) -> float:
+        return sum(sum(timing["seconds"].values()) for timing in self.timings)
+
+    def is_over(self, wanted: float | None) -> bool:
+        """Whether the last round has reached the accuracy that was asked for."""
+        views = self.rows[-1]["views"] if self.rows else None
+        return bool(views and reached(views["personal"]["mean"], wanted))
+
+
+def load_server(folder: Path, server: Server, store: ClientStore) -> Server:
+    """The server after the last finished round, or as it is where there is none."""
+    server = replace(load_checkpoint(folder / "checkpoint", store) or server, clients=server.clients)
+    log.info("resuming after round %d", server.round)
+    return server
+
+
+def record(
+    loop: Iterator[Round],
+    folder: Path,
+    experiment: Experiment,
+    past: FinishedRounds,
+    store: ClientStore,
+    roster: Roster,
+    metrics: Sequence[str],
+    local: LocalBaseline | None = None,
+) -> Iterator[Round]:
+    """The loop's rounds, each on disk before it is handed on; none where the run is over."""
+    toml, last = to_toml(experiment), len(past.rows)
+    sent = sum(map(sent_in, past.rows))
+    with track_run(experiment, folder, last, sent) as show:
+        for done in () if past.is_over(experiment.run.until_accuracy) else loop:
+            past.rows.append(done.row)
+            with done.ledger.phase("checkpoint"):
+                if done.scores is not None:
+                    write_clients(folder, experiment, roster, metrics, past.rows, done, local)
+                append_line(folder / "rounds.jsonl", done.row)
+                save_checkpoint(folder / "checkpoint", done.server, store)
+            if (folder / "run.toml").read_text() != toml:  # the run is being extended: from here on it is another
+                (folder / "summary.json").unlink(missing_ok=True)
+                write_text(folder / "run.toml", toml)
+            past.timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
+            append_line(folder / "timings.jsonl", past.timings[-1], sync=False)
+            log.info("round %d: loss %s", done.row["round"], done.row["loss"])
+            show(done.row, done.ledger.seconds)
+            yield done
+
+
+def charge(loop: Iterator[Round], phase: str, seconds: float) -> Iterator[Round]:
+    """The loop's rounds, the first with the seconds of something that came before it."""
+    for done in loop:
+        if seconds:
+            done.ledger.seconds[phase], seconds = seconds, 0.0
+        yield done
+
+
+def starting_command() -> str:
+    """The command line of this process, or that it was another program."""
+    ours = Path(sys.argv[0]).name in ("fedvit", "__main__.py")
+    return shlex.join(["fedvit", *sys.argv[1:]]) if ours else "a Python program"
+
+
+def fits_in_ram(net: Net, clients: int) -> bool:
+    """Client memory stays in RAM while all of it would take less than a quarter of what is free."""
+    needed = clients * net.memory_nbytes
+    if needed <= free_ram() / 4:
+        return True
+    log.warning("client memory may need %.1f GB, over a quarter of free RAM: it is kept on disk", needed / 1e9)
+    return False
+
+
+def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, split: Split) -> dict[str, Any]:
+    """Clients that never trained: as they are, and after one local training; unseen.csv and one line each view."""
+    if net.plan.split is None:
+        scores = evaluate(net.plan, dict.fromkeys(split.unseen, server), transport, server.round, Ledger())
+    else:
+        here, experiment = LocalClients(net, transport), transport.worker.experiment
+        scores, _ = evaluate_split(net, server, here, experiment, split.unseen, server.round)
+    write_unseen_csv(run.folder / "unseen.csv", split, scores, transport.worker.metrics)
+    return summarize(scores, {name: len(split.clients[name].test) for name in split.unseen})
+
+
+@contextmanager
+def run_log() -> Iterator[Callable[[Path], None]]:
+    """Collect the package's log; the function it gives names the file, once there is a folder for it."""
+    package = logging.getLogger("fedvit")
+    buffer = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
+    package.addHandler(buffer)
+    package.setLevel(logging.INFO)
+    files: list[logging.Handler] = []
+
+    def log_to(path: Path) -> None:
+        file = logging.FileHandler(path)
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        files.append(file)
+        buffer.setTarget(file)
+        buffer.flush()
+        buffer.capacity = 1  # from now on every line is written at once
+
+    try:
+        yield log_to
+    finally:
+        package.removeHandler(buffer)
+        buffer.close()
+        for file in files:
+            file.close()

@@ -1,0 +1,139 @@
+"""Models to take home: safetensors for plain timm where that is exact, else with a description; or ONNX.
+
+Every file is opened again and compared with the run's own model before it gets its name.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import quote
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedvit.core.errors import UserError
+from fedvit.models.build import PYTHON, build
+from fedvit.models.folding import CannotFoldError
+from fedvit.models.width import narrow
+from fedvit.runs.description import KEY, Description
+from fedvit.runs.folder import Run
+from fedvit.runs.model_file import check_images, create, description_of, logits, plain_model, plugins_of, write_checked
+from fedvit.runs.models import Chain, OpenedRun, attach_description, client_model, open_run, server_model, why_no_server
+from fedvit.runs.onnx import load_onnx, write_onnx
+
+Format = Literal["timm", "onnx"]
+SUFFIX: dict[Format, str] = {"timm": ".safetensors", "onnx": ".onnx"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One written file."""
+
+    path: Path
+    description: Description
+
+    @property
+    def name(self) -> str:
+        return "server" if self.description.client is None else f"client {self.description.client}"
+
+
+def export(
+    run: Run, *, clients: list[str], server: bool, everything: bool, form: Format, out: Path
+) -> Iterator[Exported]:
+    """Write the models that were asked for into `out`, a folder, or into `out` itself where it names one file."""
+    opened = open_run(run)
+    names = opened.clients if everything else clients
+    with_server = server or (everything and why_no_server(opened) is None)
+    if not names and not with_server:
+        raise UserError(f"say which model: --client NAME, --server or --all; there are {', '.join(opened.clients)}")
+    makers: list[tuple[str, Callable[[], nn.Module]]] = [
+        (f"client-{quote(name, safe=' ')}", lambda name=name: client_model(opened, name))  # type: ignore[misc]
+        for name in names
+    ]
+    if with_server:
+        makers.append(("server", lambda: server_model(opened)))
+    one_file = out.suffix in SUFFIX.values()
+    if one_file and out.suffix != SUFFIX[form]:
+        raise UserError(f"--out {out} is no name for the {form} format: name it {out.with_suffix(SUFFIX[form]).name}")
+    if one_file and len(makers) > 1:
+        raise UserError(f"--out {out} is one file, and there are {len(makers)} models: name a folder")
+    write = {"timm": write_timm, "onnx": write_onnx}[form]
+    for name, make in makers:
+        path = out if one_file else out / f"{name}{SUFFIX[form]}"
+        yield Exported(path, write(make(), opened, path))
+
+
+def write_timm(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
+    """Plain timm weights where they are exactly the same model, else all weights as they are."""
+    description = description_of(model)
+    reference = logits(model, check_images(description))
+    try:
+        plain = plain_model(model, description)
+        description, weights = plain
+    except CannotFoldError as why:
+        description = description.model_copy(update={"not_timm": str(why)})
+        weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    own = opened.experiment.own.module
+
+    def again(partial: Path) -> nn.Module:
+        return load_safetensors(partial, own)
+
+    return write_checked(path, description, reference, again, lambda file, d: save(weights, d, file))
+
+
+def save(weights: dict[str, Tensor], description: Description, path: Path) -> None:
+    whole = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+    save_file(whole, path, {KEY: description.to_json(), "format": "pt"})
+
+
+# Loading.
+
+
+def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
+    """A model that `fedvit export` wrote, ready to predict; nothing is unpickled.
+
+    `model.description` says what goes in and what comes out. `module` is needed for a run whose model was a module of
+    your own: its weights are replaced by those of the file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UserError(
+            f"{path} is a folder: expected a .safetensors or .onnx file, or fedvit.load_run(FOLDER).model(CLIENT)"
+        )
+    if not path.is_file():
+        raise UserError(f"no model at {path}: expected a .safetensors or .onnx file of `fedvit export`")
+    if path.suffix == ".onnx":
+        return load_onnx(path)
+    return load_safetensors(path, module)
+
+
+def load_safetensors(path: Path, module: nn.Module | None) -> nn.Module:
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+        weights = load_file(path)
+    except (SafetensorError, OSError) as problem:
+        raise UserError(f"{path} is not a safetensors file ({problem}): nothing else is read") from problem
+    description = Description.from_metadata(metadata, path)
+    model = create(description.timm) if description.timm is not None else rebuild(description, module)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as problem:
+        raise UserError(f"{path} does not fit the model that it describes: {problem}") from problem
+    return attach_description(model, description)
+
+
+def rebuild(description: Description, module: nn.Module | None) -> nn.Module:
+    """The model with its plugins, at its width, in its parts; the weights are still any."""
+    if description.model.name == PYTHON and module is None:
+        raise UserError(
+            "this file holds weights for a module of your own: give it, fedvit.load_model(FILE, module=YourModule()); "
+            "an export with --format onnx needs no module"
+        )
+    plugins = tuple(plugins_of(description))
+    model = build(description.model, len(description.classes), plugins, 0, module)
+    if description.rate < 1:
+        model = narrow(model, description.rate)
+    return model if description.split is None else Chain(model, description.split)

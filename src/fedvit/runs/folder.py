@@ -1,0 +1,102 @@
+"""The folder of a run: its settings, rounds, clients and summary, read from its files."""
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedvit.config.load import read_tables
+from fedvit.config.resolve import resolve
+from fedvit.core.files import read_lines
+from fedvit.core.settings import Experiment, FromPython
+from fedvit.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's folder, finished or not, and what of the run came from Python."""
+
+    folder: Path
+    own: FromPython = field(default_factory=FromPython)
+    dataset: Dataset | None = None
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "summary.json").is_file()
+
+    @property
+    def experiment(self) -> Experiment:
+        tables = read_tables(self.folder / "run.toml")
+        if not torch.cuda.is_available():  # a run of elsewhere is looked at here
+            tables["run"]["device"] = "cpu"
+        groups = self.dataset.group_names if self.dataset else None
+        return resolve(tables, groups, self.own)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        result: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return result
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        """rounds.jsonl, one dictionary a round."""
+        return read_lines(self.folder / "rounds.jsonl")
+
+    @property
+    def timings(self) -> list[dict[str, Any]]:
+        """timings.jsonl, one dictionary a round."""
+        return read_lines(self.folder / "timings.jsonl")
+
+    @property
+    def clients(self) -> list[dict[str, Any]]:
+        """clients.csv, one dictionary a client."""
+        return read_clients(self.folder / "clients.csv")
+
+    def model(self, client: str) -> nn.Module:
+        """The client's own model after the last round, plugins included, ready to predict.
+
+        It is the model of view `personal`: a method that fine-tunes before its test does so here, on the client's
+        images. `model.description` says what goes in and what comes out.
+        """
+        from fedvit.runs.models import client_model, open_run
+
+        return client_model(open_run(self), client)
+
+    def server_model(self) -> nn.Module:
+        """The model of view `server`, where the server's weights alone make one."""
+        from fedvit.runs.models import open_run, server_model
+
+        return server_model(open_run(self))
+
+
+@dataclass(frozen=True)
+class LocalBaseline:
+    """Local's accuracy per client, for gains, and how it was scheduled."""
+
+    accuracy: Mapping[str, float]
+    schedule: str
+
+    @staticmethod
+    def of(run: Run) -> "LocalBaseline":
+        accuracy = {row["client"]: row["personal_accuracy"] for row in run.clients}
+        return LocalBaseline(accuracy, run.experiment.method["schedule"])
+
+
+def read_clients(path: Path) -> list[dict[str, Any]]:
+    """clients.csv with numbers as numbers and empty cells as None."""
+    with path.open(newline="") as stream:
+        return [
+            {key: value if key == "client" else parse_number(value) for key, value in row.items()}
+            for row in csv.DictReader(stream)
+        ]
+
+
+def parse_number(text: str) -> int | float | None:
+    if not text:
+        return None
+    return int(text) if text.lstrip("-").isdigit() else float(text)

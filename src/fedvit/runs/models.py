@@ -1,0 +1,267 @@
+"""Models out of a run's folder: a client's own, and the server's where it has one. Nothing is written."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvit.core import payload, tree
+from fedvit.core.batches import ClientData
+from fedvit.core.client import Client, Memory
+from fedvit.core.errors import UserError, hint
+from fedvit.core.payload import Payload
+from fedvit.core.server import Server
+from fedvit.core.settings import Experiment
+from fedvit.core.training import load_
+from fedvit.engine.checkpoint import load_checkpoint
+from fedvit.engine.client_store import ClientStore
+from fedvit.engine.loop import for_round
+from fedvit.engine.net import Net, join_plugins, make_net, window_of
+from fedvit.engine.worker import Worker, load_data
+from fedvit.models.cuts import Cut, Parts
+from fedvit.models.plugins.specs import SecondHead
+from fedvit.models.token_skipping import give_all_tokens_, skip_unread_tokens_
+from fedvit.models.width import FULL, Window
+from fedvit.runs.description import Description, Inputs, Parted, shared_options
+from fedvit.runs.folder import Run
+from fedvit.runs.write import check_same_split
+from fedvit.split.messages import pack, unpack
+from fedvit.split.plan import SplitPlan, newer_average
+
+log = logging.getLogger(__name__)
+RECEIVED = "received.safetensors"  # in the folder of a site's run: what the server sent last
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run's last checkpoint. Models taken from it share one module: take the next when done with the last."""
+
+    run: Run
+    experiment: Experiment
+    net: Net
+    server: Server
+    store: ClientStore
+    split: dict[str, Any]  # split.json
+    received: Payload | None = None  # at a site: what the server sent it last
+
+    def down(self, name: str) -> Payload:
+        """What a client has of the server: its message, or what the server would send it now."""
+        if self.received is not None:
+            return self.received
+        return for_round(self.net.plan.dispatch(self.server, name), self.server.round)
+
+    @property
+    def clients(self) -> list[str]:
+        return list(self.split["clients"])
+
+    @cached_property
+    def worker(self) -> Worker:
+        """The run's images, for a method that trains on them before it predicts; loaded once."""
+        why = f"{self.net.plan.name} makes a client's model from the client's images before it predicts"
+        if self.experiment.data.name == "python" and self.run.dataset is None:
+            raise UserError(
+                f"{why}, and they were given from Python: give them again, fedvit.load_run(FOLDER, data=...); the "
+                "server's model needs none"
+            )
+        try:
+            dataset, split = load_data(self.experiment, self.run.dataset)
+            check_same_split(self.run.folder, split.to_json())
+        except UserError as problem:
+            raise UserError(f"{why}, and they cannot be had ({problem}); the server's model needs none") from problem
+        return Worker(self.experiment, self.net, dataset, split, torch.device("cpu"))
+
+
+def open_run(run: Run) -> OpenedRun:
+    """The run's model on the CPU, its server and its clients' memories."""
+    saved = run.folder / "split.json"
+    if not saved.is_file():
+        raise UserError(f"{run.folder} has no checkpoint yet: run it first")
+    split, experiment = json.loads(saved.read_text()), run.experiment
+    store = ClientStore(run.folder / "checkpoint", in_ram=False)
+    server = load_checkpoint(run.folder / "checkpoint", store, clean=False)
+    if server is None:
+        raise UserError(f"{run.folder} has no checkpoint yet: run it first")
+    received = run.folder / RECEIVED
+    message = payload.from_bytes(received.read_bytes()) if received.is_file() else None
+    whole = run.finished or (message is not None and server.round == experiment.train.rounds)
+    if not whole:
+        log.warning("%s is not finished: this is round %d of %d", run.folder, server.round, experiment.train.rounds)
+    seen = tuple(name for name in split["clients"] if name not in split.get("unseen", []))
+    if "class_names" not in split:
+        raise UserError(f"{saved} does not name the classes: the run was made by a version that is too old to open")
+    net = make_net(experiment, len(split["class_names"]), torch.device("cpu"))
+    return OpenedRun(run, experiment, net, replace(server, clients=seen), store, split, message)
+
+
+def client_model(opened: OpenedRun, name: str) -> nn.Module:
+    """The client's model of view `personal`, in evaluation mode, with its description."""
+    if name not in opened.clients:
+        known = opened.clients
+        raise UserError(f"no client {name!r} in {opened.run.folder}; {hint(name, known)}there are {', '.join(known)}")
+    if opened.split.get("network") and opened.received is None:
+        raise UserError(
+            f"{opened.run.folder} is a server's, and what makes a client's own model is at the site of each: there, "
+            "open the run in the folder runs of the site's state folder"
+        )
+    net, memory = opened.net, opened.store.get(name)
+    if net.plan.split is not None:
+        return split_model(opened, net.plan.split, name, memory)
+    down = opened.down(name)
+    window = window_of(down)
+    with same_sums(opened.experiment):
+        owner, weights = personal_view(opened, name, down, window)
+    load_(owner.live, {**owner.initial, **owner.frozen, **weights})
+    return attach_description(owner.module, describe(opened, name, window=window))
+
+
+class NeedsImagesError(Exception):
+    """A view looked at the client's images, which were not loaded."""
+
+
+class NoImages:
+    """In the place of a client's images: most methods never look."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NeedsImagesError
+
+
+def personal_view(opened: OpenedRun, name: str, down: Payload, window: Window) -> tuple[Client, tree.Tree]:
+    """The client and its weights of view `personal`, with its images only if the method looks at them."""
+    net, memory = opened.net, opened.store.get(name)
+    owner = net.at(window).bare_client(dict(memory))
+    if net.skips:  # as in the run; the model that was handed out before gives all tokens
+        skip_unread_tokens_(owner.module)
+    missing: ClientData = NoImages()  # type: ignore[assignment]
+    owner.data = missing
+    try:
+        return owner, net.plan.views(owner, down)["personal"]
+    except NeedsImagesError:
+        owner = opened.worker.client(name, opened.server.round, dict(memory), window)
+        return owner, net.plan.views(owner, down)["personal"]
+
+
+@contextmanager
+def same_sums(experiment: Experiment) -> Iterator[None]:
+    """As many threads as the run had, because their number changes float sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(experiment.run.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# The server.
+
+
+def why_no_server(opened: OpenedRun) -> str | None:
+    """Why the server's weights do not make a model, or None where they do."""
+    net, plan = opened.net, opened.net.plan
+    if plan.split is not None:
+        return f"the server of {plan.name} has the body only; head and tail are the clients'"
+    if only_second_head(net):
+        return None
+    if net.roles.personal:
+        first = ", ".join(net.roles.personal[:3])
+        more = f" and {len(net.roles.personal) - 3} more" if len(net.roles.personal) > 3 else ""
+        return f"under {opened.experiment.label} these weights never leave the clients: {first}{more}"
+    return None
+
+
+def only_second_head(net: Net) -> bool:
+    """Whether all that is personal is a second head, which is zero where nobody trained it (Fed-RoD)."""
+    return bool(net.roles.personal) and all(name.split(".")[0] == SecondHead.kind for name in net.roles.personal)
+
+
+def server_model(opened: OpenedRun) -> nn.Module:
+    """The server's model, in evaluation mode, with its description; an error where there is none."""
+    why = why_no_server(opened)
+    if why is not None:
+        raise UserError(
+            f"the server has no model of its own: {why}. Take a client's (--client NAME; run.model(NAME)), "
+            f"or run a method with one model for all, such as fedavg"
+        )
+    net = opened.net
+    load_(net.live, {**net.initial, **net.frozen, **opened.server.shared})
+    return attach_description(net.module, describe(opened, None))
+
+
+# Split learning.
+
+
+class Chain(nn.Module):
+    """Head, body and tail of a ViT that was cut, in one process; what crossed is rounded as the wire rounds it."""
+
+    def __init__(self, module: nn.Module, parted: Parted):
+        super().__init__()
+        self.module, self.parted = module, parted
+        self.parts = Parts(module, Cut(parted.cut, parted.block))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in ("head", "body", "tail"):
+            for stage in self.parts.stages(part, self.parted.depth):
+                x = stage(x)
+            if part == "body":
+                x = self.parts.rows_of(x)
+            whole = part == "tail" or (part == "body" and self.parted.cut == "after")
+            if not whole and self.parted.wire != "fp32":
+                x = unpack(pack(x, self.parted.wire), x.device)
+        return x
+
+
+def split_model(opened: OpenedRun, split: SplitPlan, name: str, memory: Memory) -> nn.Module:
+    """A client's head and tail around the server's body, as one model."""
+    net, updated = opened.net, memory.get("updated", 0.0)
+    assert isinstance(updated, float)
+    own = net.bare_client(memory).personal()
+    average = newer_average(split, opened.server.memory, updated)
+    load_(net.live, tree.overlay(own, average, opened.server.shared))
+    if split.cut.kind != "vibs" and split.wire == "fp32":
+        return attach_description(net.module, describe(opened, name))
+    deepest = split.deepest(Parts(net.module, split.cut))
+    depth = memory.get("depth", deepest)
+    assert depth is None or isinstance(depth, int | float)
+    parted = Parted(
+        cut=split.cut.kind, block=split.cut.block, wire=split.wire, depth=None if depth is None else int(depth)
+    )
+    return attach_description(Chain(net.module, parted), describe(opened, name, parted=parted))
+
+
+# Descriptions.
+
+
+def describe(opened: OpenedRun, client: str | None, window: Window = FULL, parted: Parted | None = None) -> Description:
+    """What a model out of this run takes, gives and is made of."""
+    experiment, net, split = opened.experiment, opened.net, opened.split
+    side = experiment.data.size or net.inputs.size
+    return Description(
+        client=client,
+        view="server" if client is None else "personal",
+        round=opened.server.round,
+        method=shared_options(experiment.method, window.rate),
+        tune=experiment.tune,
+        model=experiment.model.model_copy(update={"weights": None, "pretrained": False, "fingerprint": None}),
+        plugins=[plugin_table(plugin) for plugin in join_plugins(net.plan.build, net.tune.build)],
+        rate=window.rate,
+        split=parted,
+        classes=split["class_names"],
+        input=Inputs(size=net.inputs.size, mean=net.inputs.mean, std=net.inputs.std),
+        image=tuple(split.get("image", (side, side, 3))),
+        precision=experiment.run.precision,
+    )
+
+
+def plugin_table(plugin: Any) -> dict[str, Any]:
+    return {"kind": plugin.kind, **vars(plugin)}
+
+
+def attach_description(module: nn.Module, description: Description) -> nn.Module:
+    give_all_tokens_(module)
+    module.description = description  # type: ignore[assignment]
+    return module.eval()

@@ -1,0 +1,98 @@
+"""Models as ONNX files."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedvit.core.errors import UserError
+from fedvit.models.folding import CannotFoldError
+from fedvit.runs.description import KEY, Description
+from fedvit.runs.model_file import ONE_FILE, check_images, create, description_of, logits, plain_model, write_checked
+from fedvit.runs.models import OpenedRun, attach_description
+
+
+class OnnxModel(nn.Module):
+    """An ONNX file as a module: normalised images in, logits out."""
+
+    def __init__(self, path: Path):
+        super().__init__()
+        runtime = needed("onnxruntime")
+        self.session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            found = self.session.run(None, {"images": x.cpu().numpy()})[0]
+        except Exception as problem:  # onnxruntime has a dozen kinds of its own
+            raise UserError(f"onnxruntime cannot run the model on images {tuple(x.shape)}: {problem}") from problem
+        return torch.from_numpy(found)
+
+
+def needed(name: str) -> Any:
+    """An optional package, or an error that says how to get it."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError as problem:
+        raise UserError(f"ONNX needs {name}, which is not installed: pip install 'fedvit[onnx]'") from problem
+
+
+def load_onnx(path: Path) -> nn.Module:
+    needed("onnxruntime")
+    try:
+        model = OnnxModel(path)
+    except UserError:
+        raise
+    except Exception as problem:  # onnxruntime has a dozen kinds of its own
+        raise UserError(f"{path} cannot be opened by onnxruntime: {problem}") from problem
+    metadata = model.session.get_modelmeta().custom_metadata_map
+    return attach_description(model, Description.from_metadata(metadata, path))
+
+
+def write_onnx(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
+    """One graph from normalised images (batch, 3, size, size) to logits (batch, classes), for any batch."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        needed(name)
+    description = description_of(model)
+    images = check_images(description)
+    reference = logits(model, images)
+    try:
+        description, weights = plain_model(model, description)
+        plain = create(description.timm)  # type: ignore[arg-type]
+        plain.load_state_dict(weights)
+        model = plain
+    except CannotFoldError as why:
+        description = description.model_copy(update={"not_timm": str(why)})
+    program = convert(model, images, path)
+
+    def save_to(file: Path, final: Description) -> None:
+        program.model.metadata_props[KEY] = final.to_json()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+        program.save(file, external_data=size > ONE_FILE)
+
+    return write_checked(path, description, reference, load_onnx, save_to)
+
+
+def convert(model: nn.Module, images: Tensor, path: Path) -> Any:
+    """torch's own exporter, which speaks to the log only."""
+    import warnings
+
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return torch.onnx.export(
+                model,
+                (images[:2],),
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                verbose=False,
+            )
+    except Exception as problem:  # the exporter has many ways to say that it cannot
+        reason = str(problem).strip().splitlines()[0]
+        raise UserError(
+            f"{path.name}: torch cannot convert this model to ONNX ({reason}); use --format timm"
+        ) from problem

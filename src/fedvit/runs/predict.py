@@ -1,0 +1,159 @@
+"""Class names and probabilities for image files, read as the training images were."""
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from torch import nn
+
+import fedvit
+from fedvit.core.batches import prepare
+from fedvit.core.errors import UserError
+from fedvit.core.metrics import EVALUATION_BATCH
+from fedvit.data import folders
+from fedvit.data.cache import UnreadableError
+from fedvit.runs.description import Description
+from fedvit.runs.export import load_model
+from fedvit.runs.model_file import description_of, inputs_of
+from fedvit.runs.models import client_model, open_run, server_model
+
+
+class Prediction(NamedTuple):
+    """The likeliest classes of an image, best first, with their probabilities."""
+
+    image: Path
+    classes: tuple[str, ...]
+    probabilities: tuple[float, ...]
+
+
+def predict(
+    model: nn.Module, images: Sequence[str | Path], *, top: int = 1, unreadable: list[str] | None = None
+) -> Iterator[Prediction]:
+    """Predict image files and, recursively, folders of them.
+
+    A file that cannot be read is an error, or, where a list `unreadable` is given, goes there with the reason.
+    """
+    description = description_of(model)
+    top = min(top, len(description.classes))
+    files = list(image_files(images))
+    for start in range(0, len(files), EVALUATION_BATCH):
+        good, pixels = [], []
+        for file in files[start : start + EVALUATION_BATCH]:
+            try:
+                pixels.append(read_image(file, description))
+                good.append(file)
+            except (UnreadableError, UserError) as problem:
+                if unreadable is None:
+                    raise UserError(str(problem)) from problem
+                unreadable.append(str(problem))
+        if good:
+            chances, numbers = probabilities(model, np.stack(pixels)).topk(top, dim=1)
+            for file, chance, number in zip(good, chances.tolist(), numbers.tolist(), strict=True):
+                yield Prediction(file, tuple(description.classes[n] for n in number), tuple(chance))
+
+
+@torch.no_grad()
+def probabilities(model: nn.Module, images: NDArray[np.uint8]) -> torch.Tensor:
+    """Of every class for images (batch, height, width, 1 or 3), as the run's own evaluation computes them."""
+    description = description_of(model)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    x = prepare(torch.from_numpy(images).to(device), inputs_of(description))
+    with torch.autocast(device.type, torch.bfloat16, enabled=description.precision == "bf16"):
+        logits = model(x)
+    return torch.softmax(logits.float(), dim=1).cpu()
+
+
+def image_files(images: Iterable[str | Path]) -> Iterator[Path]:
+    """Files as they are named, and all images below folders in the order of their names."""
+    for path in map(Path, images):
+        if path.is_dir():
+            found = [
+                file
+                for file in sorted(path.rglob("*"))
+                if file.is_file() and file.suffix.lower() in folders.SUFFIXES and not hidden(file.relative_to(path))
+            ]
+            if not found:
+                raise UserError(f"no images in {path}: looked for {', '.join(sorted(folders.SUFFIXES))}")
+            yield from found
+        elif path.exists():
+            yield path
+        else:
+            raise UserError(f"no image at {path}")
+
+
+def hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def read_image(file: Path, description: Description) -> NDArray[np.uint8]:
+    """An image as the training images were: in grey or colour, squashed to their size."""
+    height, width, channels = description.image
+    pixels = folders.decode(file, (width, height), Counter())
+    if channels == 1:
+        pixels = np.asarray(Image.fromarray(pixels).convert("L"), dtype=np.uint8)[..., None]
+    return pixels
+
+
+def model_of(source: Path, client: str | None, *, server: bool) -> nn.Module:
+    """The model that a command names: an exported file, or a client's or the server's of a run."""
+    if source.is_file():
+        if client is not None or server:
+            raise UserError(f"{source} is one model: --client and --server belong to the folder of a run")
+        return load_model(source)
+    if not source.exists():
+        raise UserError(f"no model or run at {source}: expected a file of `fedvit export`, or the folder of a run")
+    run = fedvit.load_run(source)
+    opened = open_run(run)
+    if (client is None) != server:
+        raise UserError(f"say whose model: --client NAME or --server; there are {', '.join(opened.clients)}")
+    return server_model(opened) if client is None else client_model(opened, client)
+
+
+def predict_to(
+    console: Console, model: nn.Module, images: Sequence[str | Path], top: int, table: Path | None
+) -> list[str]:
+    """Predictions as lines on the console, or as a CSV; returns what could not be read."""
+    unreadable: list[str] = []
+    top = min(top, len(description_of(model).classes))
+    found = predict(model, images, top=top, unreadable=unreadable)
+    if table is not None:
+        count = write_csv(table, found, top)
+        console.print(f"{count} images: {table}", soft_wrap=True, highlight=False, markup=False)
+        return unreadable
+    for image, classes, chances in found:
+        pairs = (f"{name} {100 * chance:.1f} %" for name, chance in zip(classes, chances, strict=True))
+        console.print(f"{image}: {', '.join(pairs)}", soft_wrap=True, highlight=False, markup=False)
+    return unreadable
+
+
+def header(top: int) -> list[str]:
+    """The columns of a table of predictions."""
+    more = [f"{word}_{place}" for place in range(2, top + 1) for word in ("class", "probability")]
+    return ["image", "class", "probability", *more]
+
+
+def write_csv(path: Path, predictions: Iterable[Prediction], top: int) -> int:
+    """One line an image, written as they come; returns how many."""
+    count = 0
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(header(top))
+            for image, classes, chances in predictions:
+                pairs = [cell for pair in zip(classes, chances, strict=True) for cell in pair]
+                writer.writerow([image, *pairs])
+                count += 1
+        partial.replace(path)
+    except OSError as problem:
+        raise UserError(f"{path} cannot be written: {problem.strerror}") from problem
+    finally:
+        partial.unlink(missing_ok=True)
+    return count

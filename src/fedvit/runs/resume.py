@@ -1,0 +1,121 @@
+"""Which folder a run may use, and with which settings: fresh, to be continued, finished, or another run's."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from fedvit.config.load import load_experiment, read_tables
+from fedvit.config.resolve import changed_settings, to_tables
+from fedvit.core.errors import UserError
+from fedvit.core.settings import PLANNED, Experiment, FromPython
+from fedvit.data.dataset import Dataset
+from fedvit.engine.loop import Round
+from fedvit.engine.system import cores
+from fedvit.runs.execute import run_rounds
+from fedvit.runs.folder import LocalBaseline, Run
+
+log = logging.getLogger(__name__)
+
+
+def run_folder(experiment: Experiment) -> Path:
+    return Path("runs") / f"{experiment.label}-{Path(experiment.data.name).stem}-seed{experiment.run.seed}"
+
+
+def settle(
+    file: Path | None,
+    sets: Mapping[str, Any],
+    flags: Mapping[str, Any],
+    out: Path | None,
+    *,
+    resume: bool,
+    groups: tuple[str, ...] | None = None,
+    own: FromPython | None = None,
+) -> tuple[Experiment, Path]:
+    """The settings and folder of a run. A run that is resumed keeps its own settings where none are given."""
+    if out is None:
+        out = run_folder(load_experiment(file, sets, flags, groups=groups, own=own))
+    saved = out / "run.toml"
+    base = read_tables(saved) if resume and saved.is_file() else None
+    return load_experiment(file, sets, flags, base=base, groups=groups, own=own), out
+
+
+def start_or_resume(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    resume: bool,
+    local: LocalBaseline | None = None,
+    dataset: Dataset | None = None,
+    workers: int | None = 1,
+    engine: str = "local",
+) -> Iterator[Round]:
+    """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
+    warn_of_too_many(experiment.run.threads, workers or 1)
+    warn_of_slow_bf16(experiment.run.precision, experiment.run.devices)
+    found = standing(experiment, folder, resume=resume)
+    if found == "finished":
+        return iter(())
+    if engine == "flower":
+        from fedvit.network.flower.trial import run_trial
+
+        if dataset is not None:
+            raise UserError("over Flower every client loads its own images: name a data set or a folder")
+        if (workers or 1) > 1:
+            log.warning("over Flower every client is a process of its own: --workers has no effect")
+        return run_trial(experiment, folder, resume=found == "begun")
+    return run_rounds(experiment, folder, resume=found == "begun", local=local, dataset=dataset, workers=workers)
+
+
+def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["new", "begun", "finished"]:
+    """How far this experiment is in its folder; an error where the folder holds something else."""
+    if not (folder / "run.toml").is_file():
+        if folder.exists() and (not folder.is_dir() or any(not is_left_over(path) for path in folder.iterdir())):
+            raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
+        return "new"
+    if not resume:
+        raise UserError(f"{folder} already holds a run: continue or show it with --resume, or give another --out")
+    refuse_changes(folder, experiment)
+    done = Run(folder).finished and Run(folder).experiment.train.rounds == experiment.train.rounds
+    return "finished" if done else "begun"
+
+
+def is_left_over(path: Path) -> bool:
+    """Whether this is of a run that was stopped before its first round."""
+    return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json")
+
+
+def warn_of_too_many(threads: int, workers: int) -> None:
+    """More threads than cores only wait for each other."""
+    if threads * workers > (here := cores()):
+        log.warning("%d workers x %d threads are more than the %d cores here: that is slower", workers, threads, here)
+
+
+def warn_of_slow_bf16(precision: str, devices: Sequence[str]) -> None:
+    """A processor that cannot compute in bf16 imitates it."""
+    if precision == "bf16" and "cpu" in devices and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        log.warning("this processor has no instructions for bf16: --precision fp32 is many times quicker here")
+
+
+def refuse_changes(folder: Path, experiment: Experiment) -> None:
+    """A run is resumed with the settings it began with; more rounds extend it, unless they change past rates."""
+    saved = to_tables(Run(folder).experiment)  # with today's defaults for settings that are newer than the run
+    difference = changed_settings(saved, to_tables(experiment))
+    for key in ("run.cache_mb", "run.track", "data.dir", "data.cache"):  # where things lie decides no result
+        difference.pop(key, None)
+    old, new = difference.get("train.rounds", (0, 0))
+    if new > old:
+        del difference["train.rounds"]
+        if experiment.train.schedule in PLANNED:
+            raise UserError(
+                f"{folder} cannot be extended: train.schedule={experiment.train.schedule} plans its rates over {old} "
+                "rounds; start a new run with another --out"
+            )
+    if difference:
+        words = ", ".join(f"{key} was {a}, now {b}" for key, (a, b) in difference.items())
+        raise UserError(
+            f"{folder} holds a run with other settings: {words}. Only a larger --rounds may change; "
+            "give another --out for a new run"
+        )

@@ -1,0 +1,256 @@
+"""The files of a run: rounds.jsonl while it goes on, clients.csv and summary.json at the end."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedvit.config.resolve import to_toml
+from fedvit.core.errors import UserError
+from fedvit.core.files import read_lines, strict_json, write_json, write_text
+from fedvit.core.metrics import CONFUSION
+from fedvit.core.settings import Experiment
+from fedvit.data.dataset import Dataset
+from fedvit.data.partition.records import Split
+from fedvit.data.partition.split import split_counts
+from fedvit.engine.cost import split_costs
+from fedvit.engine.ledger import per_client
+from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
+from fedvit.engine.net import POOLED, Net
+from fedvit.models.build import macs_per_example
+from fedvit.runs.folder import LocalBaseline, Run
+
+
+@dataclass(frozen=True)
+class Holding:
+    """How much a client has: images to train and to test on, and how many classes among the first."""
+
+    train: int
+    test: int
+    classes: int
+
+
+Roster = Mapping[str, Holding]  # by client; all that a server needs to know of their data
+
+
+def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, Any], *, resume: bool) -> None:
+    """run.toml and split.json of a new run; the same data as before for one that goes on."""
+    if resume:
+        check_same_split(folder, description)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "run.toml", to_toml(experiment))
+    text = json.dumps(description, allow_nan=False)  # one line: every image of every client is in it
+    write_text(folder / "split.json", f"{text}\n")
+
+
+def roster_of(labels: NDArray[np.int64], split: Split) -> Roster:
+    """How much every client has."""
+    return {
+        name: Holding(len(part.train), len(part.test), len(np.unique(labels[part.train])))
+        for name, part in split.clients.items()
+    }
+
+
+def class_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, dict[str, int]]]:
+    """For split.json: client -> part -> class number -> images, without zeros."""
+    counts = split_counts(dataset, split)
+    return {
+        name: {part: {str(number): n for number, n in enumerate(images) if n} for part, images in parts.items()}
+        for name, parts in counts.items()
+    }
+
+
+def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:
+    """A run continues on the images it began with."""
+    saved = folder / "split.json"
+    before = json.loads(saved.read_text()) if saved.is_file() else description
+    at_sites = before.get("network") and description.get("network")  # who look after their images themselves
+    if not at_sites and before.get("hash") != description["hash"]:
+        raise UserError(
+            f"the data of {folder} has changed since the run began: its images would be split differently; "
+            "restore the data, or give another --out"
+        )
+
+
+def write_clients(
+    folder: Path,
+    experiment: Experiment,
+    roster: Roster,
+    metrics: Sequence[str],
+    rows: list[dict[str, Any]],
+    done: Round,
+    local: LocalBaseline | None,
+) -> None:
+    """clients.csv and confusion.json of the newest evaluation, there before the checkpoint that counts on them."""
+    assert done.scores is not None
+    alone = local.accuracy if local else None
+    if experiment.method["name"] == "local":
+        alone = {name: score["personal_accuracy"] for name, score in done.scores.items()}
+    trained = rounds_trained(rows, done.scores)
+    write_clients_csv(folder / "clients.csv", roster, done.scores, trained, alone, metrics)
+    write_confusion_json(folder / "confusion.json", done.scores)
+
+
+def write_summary(
+    run: Run,
+    experiment: Experiment,
+    net: Net,
+    rows: list[dict[str, Any]],
+    local: LocalBaseline | None,
+    unseen: dict[str, Any] | None,
+    seconds: float,
+    peak_mb: float,
+) -> None:
+    """summary.json, the very last file: its presence means finished."""
+    views, clients = view_summary(rows), run.clients
+    schedule = local.schedule if local else experiment.method.get("schedule")
+    summary = {
+        "method": experiment.method["name"],
+        "tune": experiment.tune["name"],
+        "label": experiment.label,
+        "model": experiment.model.name,
+        "data": experiment.data.name,
+        "partition": experiment.partition.name,
+        "clients": len(clients),
+        "cohort": experiment.train.cohort,
+        "rounds": rows[-1]["round"],
+        "seed": experiment.run.seed,
+        "lr": experiment.train.lr,
+        "views": views,
+        "server_accuracy": views["server"]["mean"] if "server" in views else None,
+        "never_trained": never_trained(clients),
+        "unseen": unseen,
+        "gain_over_local": gain_summary(clients, schedule),
+        "params": net.params(),
+        "nbytes": nbytes_per_client(rows),
+        "nbytes_run": nbytes_of_run(rows),
+        "layers": list(net.plan.candidates(net.module, net.roles)) or None,
+        "macs_per_example": macs_per_example(net.module, net.inputs.size),
+        **split_costs(net, experiment.train.batch),
+        "seconds": seconds,
+        "peak_rss_mb": peak_mb,
+        "epsilon": None,
+    }
+    write_json(run.folder / "summary.json", summary)
+
+
+def keep_rounds(path: Path, last: int, experiment: Experiment | None = None) -> list[dict[str, Any]]:
+    """Forget the lines after round `last`, which a resumed run will write again.
+
+    A round that was evaluated only because it used to be the last loses its views when the run is extended.
+    """
+    rows = [row for row in read_lines(path) if row["round"] <= last]
+    if experiment is not None:
+        for row in rows:
+            if not is_evaluated(row["round"], experiment):
+                row.update(views=None, nbytes_evaluation=0)
+    write_text(path, "".join(strict_json(row) + "\n" for row in rows))
+    return rows
+
+
+def rounds_trained(rows: Iterable[Mapping[str, Any]], clients: Iterable[str]) -> dict[str, int]:
+    """In how many rounds each client's data was used."""
+    count: Counter[str] = Counter()
+    for row in rows:
+        count.update(name for name in row["cohort"] if name not in row["failed"])
+    return {name: count[POOLED] or count[name] for name in clients}
+
+
+def write_clients_csv(
+    path: Path,
+    roster: Roster,
+    scores: Scores,
+    trained: Mapping[str, int],
+    local: Mapping[str, float] | None,
+    metrics: Sequence[str],
+) -> None:
+    """clients.csv: one line a client; what is undefined is empty, and so are the last two columns without Local.
+
+    `counts` are a client's training images, test images and classes.
+    """
+    views = view_names(scores)
+    header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
+    columns = [f"{view}_{metric}" for view in views for metric in metrics]
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow([*header, *columns, "local_accuracy", "gain"])
+        for name, score in scores.items():
+            has = roster[name]
+            alone = local.get(name) if local is not None else None
+            gain = "" if alone is None else score["personal_accuracy"] - alone
+            values = [score.get(column, "") for column in columns]
+            counts = [has.train, has.test, has.classes, trained[name]]
+            writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
+    partial.replace(path)
+
+
+def write_confusion_json(path: Path, scores: Scores) -> None:
+    """confusion.json: [class, predicted class, images] of every client that tells, on its own test images."""
+    start = f"personal_{CONFUSION}_"
+    content = {}
+    for name, score in scores.items():
+        counts = {key.removeprefix(start): int(n) for key, n in score.items() if key.startswith(start)}
+        if counts:
+            content[name] = [[*map(int, cell.split("_")), n] for cell, n in counts.items()]
+    write_text(path, json.dumps(content) + "\n")
+
+
+def write_unseen_csv(path: Path, split: Split, scores: Scores, metrics: Sequence[str]) -> None:
+    """unseen.csv: the clients that never trained, by view."""
+    columns = [f"{view}_{metric}" for view in view_names(scores) for metric in metrics]
+    with path.open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(["client", "train_samples", "test_samples", *columns])
+        for name, score in scores.items():
+            part = split.clients[name]
+            writer.writerow([name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)])
+
+
+def view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Every view after the last round, and the best round beside it: the papers' habit, never the headline."""
+    evaluated = [row for row in rows if row["views"] is not None]
+    views = {}
+    for name, last in evaluated[-1]["views"].items():
+        had = [row for row in evaluated if row["views"].get(name, {}).get("mean") is not None]
+        best = max(had or evaluated[-1:], key=lambda row: row["views"][name]["mean"])
+        views[name] = {**last, "best_round": best["views"][name]["mean"], "best_round_number": best["round"]}
+    return views
+
+
+def gain_summary(clients: Iterable[Mapping[str, Any]], schedule: str | None) -> dict[str, Any] | None:
+    """Mean gain over Local, how many clients it hurt, and how Local was scheduled; from the rows of clients.csv."""
+    gains = [client["gain"] for client in clients]
+    if not gains or gains[0] is None:
+        return None
+    return {"mean": sum(gains) / len(gains), "hurt": sum(gain < 0 for gain in gains), "schedule": schedule}
+
+
+def nbytes_per_client(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float | None]:
+    """Tensor bytes of one sampled client in one round, by direction."""
+    kept = list(rows)
+    return {way: per_client([row[f"nbytes_{way}"] for row in kept]) for way in ("down", "up")}
+
+
+def nbytes_of_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float]:
+    """Everything that crossed in the whole run. Inside one process nothing is framed."""
+    kept = list(rows)
+    return {
+        "down": sum(row["nbytes_down"] * len(row["cohort"]) for row in kept),
+        "up": sum((row["nbytes_up"] or 0) * (len(row["cohort"]) - len(row["failed"])) for row in kept),
+        "evaluation": sum(row["nbytes_evaluation"] for row in kept),
+        "framing": 0,
+    }
+
+
+def never_trained(clients: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many clients were never sampled, and how they do: they are scored with weights they never trained."""
+    scores = [client["personal_accuracy"] for client in clients if client["rounds_trained"] == 0]
+    return {"clients": len(scores), "mean": sum(scores) / len(scores) if scores else None}

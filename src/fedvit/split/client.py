@@ -1,0 +1,156 @@
+"""The client's side of split learning: the head and tail of the model, in one round."""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedvit.core import randomness
+from fedvit.core.client import Client
+from fedvit.core.payload import Payload
+from fedvit.core.training import note_loss
+from fedvit.core.tree import Tree
+from fedvit.models.cuts import Parts
+from fedvit.split.messages import Channel, Message, pack, unpack
+from fedvit.split.optimizers import make_split_optimizer, optimizer_state, restore_optimizer
+from fedvit.split.plan import SplitPlan
+
+# The client.
+
+Requests = Generator[Message | None, Message, None]  # None: the end of a step
+
+
+class ClientSide:
+    """One client's head and tail in one round. Its optimiser lives on in the client's memory."""
+
+    def __init__(self, split: SplitPlan, parts: Parts, client: Client):
+        self.split, self.parts, self.client = split, parts, client
+        device = client.settings.device
+        self.weights = {name: tensor.to(device, copy=True) for name, tensor in client.personal().items()}
+        self.parameters = parameters = {name for name, _ in client.module.named_parameters()}
+        self.body_learns = True
+        frozen = split.cut.names(client.module, "head") if split.black_box else []
+        self.leaves = {n: nn.Parameter(self.weights[n]) for n in self.weights if n in parameters and n not in frozen}
+        self.weights.update(self.leaves)
+        self.losses: list[tuple[int, Tensor]] = []
+
+    def message(self, step: int, kind: str, trees: dict[str, Tree], **scalars: float) -> Message:
+        return Message(self.client.round, self.client.id, step, kind, Payload(trees, scalars))
+
+    def head(self, x: Tensor) -> Tensor:
+        return self.parts.run("head", self.weights, x)
+
+    def tail(self, b: Tensor) -> Tensor:
+        return self.parts.run("tail", self.weights, b).float()
+
+    def address(self, step: int, part: str) -> tuple[int, int, str, int, str]:
+        return self.client.settings.seed, self.client.round, self.client.id, step, part
+
+    @contextmanager
+    def drawing(self, step: int, part: str) -> Iterator[None]:
+        """Mixed precision if asked for, and dropout that depends on this step alone."""
+        with self.client.settings.autocast(), randomness.seeded(*self.address(step, part)):
+            yield
+
+    def requests(self, *, average: bool) -> Requests:
+        """All that this client asks of the server in a round."""
+        client, settings = self.client, self.client.settings
+        reply = yield self.message(0, "start", {}, updated=float(client.memory.get("updated", 0.0)))  # type: ignore[arg-type]
+        self.take_average(reply.payload)
+        self.body_learns = bool(reply.payload.scalars["learns"])
+        if "depth" in reply.payload.scalars:
+            client.memory["depth"] = reply.payload.scalars["depth"]
+        optimizer = make_split_optimizer(
+            settings.optimizer, settings.lr, self.leaves, settings.momentum, settings.weight_decay
+        )
+        if optimizer is not None:
+            restore_optimizer(optimizer, self.leaves, client.memory)
+        total = settings.epochs * -(-len(client.data.train) // settings.batch)
+        learn = self.ask_for_gradient if self.split.labels_leave else self.learn_across
+        for step, (x, y) in enumerate(client.batches(settings.epochs, "train")):
+            yield from learn(step, x, y, last=step == total - 1)
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+            yield None
+        end = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.weights.items()}
+        note_loss(client, self.losses, end)
+        client.memory["personal"] = end
+        client.memory["updated"] = float(client.round)
+        client.memory.update(optimizer_state(optimizer, self.leaves) if optimizer is not None else {})
+        own = {name: tensor for name, tensor in end.items() if name in self.leaves or name not in self.parameters}
+        if average and own:
+            yield self.message(total, "parts", {"parts": own})
+
+    def take_average(self, content: Payload) -> None:
+        """The server's newer mean of all clients' parts, if it has one."""
+        with torch.no_grad():
+            for name, tensor in content.trees.get("average", {}).items():
+                self.weights[name].copy_(tensor)
+
+    def learn_across(self, step: int, x: Tensor, y: Tensor, *, last: bool) -> Requests:
+        """Activations up, features down, gradient up, gradient down; labels stay here."""
+        settings, wire = self.client.settings, self.split.wire
+        with self.drawing(step, "head"):
+            h = self.head(x)
+        reply = yield self.message(step, "forward", {"h": pack(h, wire)}, last=float(last))
+        b = unpack(reply.payload.trees["b"], settings.device).requires_grad_()
+        with self.drawing(step, "tail"):
+            logits = self.tail(b)
+        loss = F.cross_entropy(logits, y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.losses.append((len(y), loss.detach()))
+        body_wants = self.body_learns and self.split.gradient == "exact" and (self.split.body != "round" or last)
+        if h.requires_grad or body_wants:
+            assert b.grad is not None
+            wanted = float(h.requires_grad)
+            reply = yield self.message(step, "backward", {"b": pack(b.grad, wire)}, last=float(last), wanted=wanted)
+            if h.requires_grad:
+                h.backward(unpack(reply.payload.trees["h"], settings.device).to(h.dtype))  # type: ignore[no-untyped-call]
+        if last and self.split.gradient == "spsa":
+            yield from self.answer_probes(step, y)
+
+    def answer_probes(self, step: int, y: Tensor) -> Requests:
+        """The loss on both sides of the body's weights, with the head and tail of this step, in full precision."""
+        for draw in range(self.split.draws):
+            losses = {}
+            for side, sign in (("plus", 1.0), ("minus", -1.0)):
+                reply = yield self.message(step, "probe", {}, draw=float(draw), sign=sign)
+                with torch.no_grad(), randomness.seeded(*self.address(step, "tail")):
+                    b = unpack(reply.payload.trees["b"], self.client.settings.device)
+                    losses[side] = F.cross_entropy(self.tail(b).double(), y).item()
+            yield self.message(step, "losses", {}, draw=float(draw), **losses)
+
+    def ask_for_gradient(self, step: int, x: Tensor, y: Tensor, *, last: bool) -> Requests:
+        """Activations and labels up, gradient down."""
+        settings, wire = self.client.settings, self.split.wire
+        with self.drawing(step, "head"):
+            h = self.head(x)
+        up = {"h": pack(h, wire), "labels": {"y": y.cpu().to(torch.int32)}}
+        reply = yield self.message(step, "labelled", up, last=float(last))
+        self.losses.append((len(y), torch.tensor(reply.payload.scalars["loss"])))
+        if h.requires_grad:
+            h.backward(unpack(reply.payload.trees["h"], settings.device).to(h.dtype))  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def predictor(self, channel: Channel) -> Callable[[Tensor], Tensor]:
+        """Images to logits through the server, as in training; `start` has fetched the newest average."""
+        client, wire, count = self.client, self.split.wire, iter(range(10**9))
+
+        def call(message: Message) -> Payload:
+            return Message.from_bytes(channel.call(message.to_bytes())).payload
+
+        updated = float(client.memory.get("updated", 0.0))  # type: ignore[arg-type]
+        self.take_average(call(self.message(0, "start", {}, updated=updated)))
+        depth = {"depth": client.memory["depth"]} if "depth" in client.memory else {}
+
+        def predict(x: Tensor) -> Tensor:
+            with client.settings.autocast():
+                h = self.head(x)
+                reply = call(self.message(next(count), "infer", {"h": pack(h, wire)}, **depth))  # type: ignore[arg-type]
+                b = unpack(reply.trees["b"], client.settings.device)
+                return b if self.split.labels_leave else self.tail(b)
+
+        return predict

@@ -1,0 +1,76 @@
+"""The messages between a client and the server that holds the body."""
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedvit.core import payload
+from fedvit.core.payload import Payload
+from fedvit.core.tree import Tree
+from fedvit.split.plan import Wire
+
+GIVEN_UP = "given up"  # in place of a task's kind, at the end of one that a client could not do
+
+
+# Messages.
+
+
+@dataclass(frozen=True)
+class Message:
+    """One thing that crosses, and where it belongs; a late one is recognised by it."""
+
+    round: int
+    client: str
+    step: int
+    kind: str
+    payload: Payload = field(default_factory=Payload)
+
+    def to_bytes(self) -> bytes:
+        head = json.dumps([self.round, self.client, self.step, self.kind])
+        return payload.frame(self.payload.trees, {"message": head, "numbers": json.dumps(dict(self.payload.scalars))})
+
+    @staticmethod
+    def from_bytes(blob: bytes) -> "Message":
+        """The message that `to_bytes` wrote, its tensors in place; ValueError for anything else."""
+        trees, metadata = payload.unframe(blob)
+        try:
+            round_, client, step, kind = json.loads(metadata["message"])
+            scalars = json.loads(metadata["numbers"])
+            numbers = all(isinstance(value, int | float) for value in scalars.values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+            raise ValueError(f"not a message: {str(problem)[:200]}") from problem
+        if not (numbers and type(round_) is type(step) is int and type(client) is type(kind) is str):
+            raise ValueError("not a message: its head or its numbers are of the wrong kind")
+        return Message(round_, client, step, kind, Payload(trees, scalars))
+
+    def answered(self, content: Payload) -> "Message":
+        return replace(self, payload=content)
+
+
+class Channel(Protocol):
+    """How a client's requests reach the server."""
+
+    def call(self, request: bytes) -> bytes: ...
+
+
+def pack(tensor: Tensor, wire: Wire) -> Tree:
+    """Activations or gradients as they cross; int8 has one scale per token."""
+    tensor = tensor.detach().cpu()
+    if wire == "fp32":
+        return {"x": tensor.float()}
+    if wire == "bf16":
+        return {"x": tensor.bfloat16()}
+    scale = tensor.abs().amax(-1, keepdim=True).float().clamp(min=1e-30) / 127
+    return {"x": (tensor / scale).round().to(torch.int8), "scale": scale}
+
+
+def unpack(packed: Tree, device: torch.device) -> Tensor:
+    """In memory of its own: where a tensor begins inside a message must not decide how its products are rounded.
+
+    This is the one copy on the side that reads, as `payload.frame` makes the one on the side that writes.
+    """
+    x = packed["x"].to(device, torch.float32, copy=True)
+    return x * packed["scale"].to(device) if "scale" in packed else x

@@ -1,0 +1,51 @@
+"""Optimizers whose state is kept in trees, so that it survives between rounds."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from fedvit.core.client import Memory
+from fedvit.core.tree import Tree
+
+# Optimisers whose state is kept in trees.
+
+
+def make_split_optimizer(
+    name: str, lr: float, leaves: Mapping[str, Tensor], momentum: float = 0.0, weight_decay: float = 0.0
+) -> Optimizer | None:
+    parameters = list(leaves.values())
+    if not parameters:
+        return None
+    if name == "sgd":
+        return SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)
+    return (AdamW if name == "adamw" else Adam)(parameters, lr, weight_decay=weight_decay)
+
+
+def step_along(optimizer: Optimizer | None, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """One step along these gradients."""
+    if optimizer is not None:
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def optimizer_state(optimizer: Optimizer, leaves: Mapping[str, Tensor]) -> Memory:
+    """The optimiser's tensors, one tree a kind."""
+    found: dict[str, Tree] = {}
+    for name, leaf in leaves.items():
+        for kind, value in optimizer.state.get(leaf, {}).items():
+            if isinstance(value, Tensor):
+                found.setdefault(f"optimizer {kind}", {})[name] = value.detach().to("cpu", copy=True)
+    return dict(found)
+
+
+def restore_optimizer(optimizer: Optimizer, leaves: Mapping[str, Tensor], memory: Memory) -> None:
+    """Give an optimiser back what `state_of` took."""
+    for key, kept in memory.items():
+        if key.startswith("optimizer ") and isinstance(kept, dict):
+            for name, value in kept.items():
+                kind = key.removeprefix("optimizer ")
+                placed = value.clone() if kind == "step" else value.to(leaves[name].device, copy=True)
+                optimizer.state[leaves[name]][kind] = placed

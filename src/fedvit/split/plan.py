@@ -1,0 +1,51 @@
+"""A split-learning method as data: where the model is cut, and when and how the body learns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fedvit.core.tree import Tree
+from fedvit.models.cuts import Cut, Parts
+
+Wire = Literal["fp32", "bf16", "int8"]
+BodyRule = Literal["round", "step", "copies", "turns"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitPlan:
+    """How a split method learns. The defaults are FedV's."""
+
+    cut: Cut = field(default_factory=Cut)
+    # When the body learns: once a round from each client's last batch; at every step from the mean over clients; at
+    # every step in a copy per client, averaged after the round; or at every step, client after client.
+    body: BodyRule = "round"
+    gradient: Literal["exact", "spsa"] = "exact"
+    epsilon: float = 1e-4
+    draws: int = 1
+    black_box: bool = False  # no weight learns through a gradient of the body: the head stays as it is
+    server_lr: float | None = None  # None: the clients' rate
+    server_optimizer: Literal["sgd", "adam"] = "sgd"
+    average_every: int = 20  # rounds between averages of the clients' parts; 0: never
+    receives: Literal["all", "sampled"] = "all"
+    init: Literal["pretrained", "random"] = "pretrained"  # of the clients' parts
+    wire: Wire = "fp32"
+
+    def deepest(self, parts: Parts) -> int | None:
+        """The most blocks that a changing body passes; None where it does not change."""
+        return (self.cut.block or max(1, len(parts.model.blocks) // 2)) if self.cut.kind == "vibs" else None
+
+    @property
+    def labels_leave(self) -> bool:
+        """Whether the classifier is at the server."""
+        return self.cut.kind == "after"
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether clients must wait for each other at every step."""
+        return self.body == "step"
+
+
+def newer_average(split: SplitPlan, memory: Mapping[str, Tree], updated: float) -> Tree:
+    """The server's mean of the clients' parts, for a client that last changed its own in round `updated`."""
+    newer = split.receives == "all" and "averaged" in memory and int(memory["averaged"]["round"]) >= updated
+    return memory["average"] if newer else {}

@@ -1,0 +1,199 @@
+"""Several rows on the same data, split and seeds, Local always among them."""
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvit.config.load import load_experiment, read_tables, stack_tables
+from fedvit.config.resolve import Tables, changed_settings, keys_of_tables, to_tables, versions
+from fedvit.core.errors import UserError
+from fedvit.core.files import write_json
+from fedvit.core.settings import Experiment
+from fedvit.engine.loop import Round
+from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.resume import start_or_resume
+from fedvit.runs.write import gain_summary
+
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the comparison: a label and its experiment for every seed."""
+
+    label: str
+    experiments: Mapping[int, Experiment]
+
+    @property
+    def first(self) -> Experiment:
+        return next(iter(self.experiments.values()))
+
+
+def make_rows(
+    rows: Sequence[str],
+    seeds: Sequence[int],
+    base: Path | None,
+    sets: Mapping[str, Any],
+    flags: Mapping[str, Any],
+) -> list[Row]:
+    """METHOD[+TUNE] or experiment files, over the base file; Local comes first if it was not asked for."""
+    under = read_tables(base) if base else {}
+    made = [make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
+    if not any(row.first.method["name"] == LOCAL for row in made):
+        made = [make_row(LOCAL, seeds, under, sets, flags), *made]
+    unused = [path for path in sets if not any(concerns(path, row.first) for row in made)]
+    if unused:
+        raise UserError(f"--set {unused[0]}: no row has this key")
+    for row in made[1:]:
+        check_same_data(made[0], row)
+    labels = [row.label for row in made]
+    if len(set(labels)) < len(labels):
+        raise UserError(f"two rows have the same name: {', '.join(labels)}; leave one out, or rename its file")
+    return made
+
+
+def make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Row:
+    """One row. A `--set` for a method or tune goes to the rows that have it."""
+    named = dict(flags)
+    is_file = text.endswith(".toml")
+    if is_file:
+        under = stack_tables([under, read_tables(Path(text))])
+    else:
+        method, _, tune = text.partition("+")
+        named.update(method=method, tune=tune or flags.get("tune"))
+    plain = load_experiment(None, {}, {**named, "seed": seeds[0]}, base=under)
+    mine = {path: value for path, value in sets.items() if concerns(path, plain)}
+    experiments = {seed: load_experiment(None, mine, {**named, "seed": seed}, base=under) for seed in seeds}
+    return Row(Path(text).stem if is_file else plain.label, experiments)
+
+
+def concerns(path: str, experiment: Experiment) -> bool:
+    """Whether a row has this key; a mistyped table or key of the shared tables is left for `config` to explain."""
+    table, _, key = path.rpartition(".")
+    keys = keys_of_tables(str(experiment.method["name"]), str(experiment.tune["name"]))
+    if table in ("method", "tune"):
+        return key in keys[table]
+    return bool(table) or any(key in names for names in keys.values())
+
+
+def check_same_data(first: Row, row: Row) -> None:
+    """Rows are compared on the same images, owned by the same clients."""
+    for seed, experiment in row.experiments.items():
+        other = first.experiments[seed]
+        old, new = (
+            {table: getattr(e, table).model_dump(mode="json") for table in ("data", "partition")}
+            for e in (other, experiment)
+        )
+        if experiment.partition.min_samples is None:  # its default depends on the batch
+            old["train"], new["train"] = {"batch": other.train.batch}, {"batch": experiment.train.batch}
+        different = changed_settings(old, new)
+        if different:
+            words = ", ".join(f"{key} ({a} / {b})" for key, (a, b) in different.items())
+            raise UserError(f"rows must share data and split, but {first.label} and {row.label} differ in {words}")
+
+
+def comparison_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
+    """One folder for all comparisons on the same settings, so that finished rows are found again."""
+    experiment = rows[0].first
+    tables = to_tables(experiment)
+    tables["run"].pop("seed")
+    tables["method"] = {}
+    text = json.dumps([tables, sets], sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return Path("runs") / f"compare-{Path(experiment.data.name).stem}-{digest}"
+
+
+def compare(
+    rows: Sequence[Row],
+    folder: Path,
+    on_start: Callable[[Row, int, int], None] = lambda *_: None,
+    workers: int | None = 1,
+) -> Iterator[Round]:
+    """Run what is not finished, seed by seed, and write compare.json at the end."""
+    alone = local_row(rows)
+    for seed in alone.experiments:
+        for row in sorted(rows, key=lambda row: row is not alone):
+            run = run_of(folder, row, seed)
+            local = None if row is alone else LocalBaseline.of(run_of(folder, alone, seed))
+            steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local, workers=workers)
+            on_start(row, seed, len(run.rounds))
+            yield from steps
+    write_json(folder / "compare.json", [entry(row, folder, alone) for row in rows])
+
+
+def local_row(rows: Sequence[Row]) -> Row:
+    """The row that gains are measured against."""
+    return next(row for row in rows if row.first.method["name"] == LOCAL)
+
+
+def run_of(folder: Path, row: Row, seed: int) -> Run:
+    return Run(folder / row.label / f"seed{seed}")
+
+
+def gain(run: Run, alone: Run) -> Mapping[str, Any]:
+    """A run's gain over Local; measured here where the run was finished by itself and does not know it."""
+    told: Mapping[str, Any] | None = run.summary["gain_over_local"]
+    if told is not None:
+        return told
+    local = LocalBaseline.of(alone)
+    clients = [{"gain": row["personal_accuracy"] - local.accuracy[row["client"]]} for row in run.clients]
+    return gain_summary(clients, local.schedule) or {}
+
+
+def entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
+    """One row of compare.json: over clients, then over seeds."""
+    seeds = list(row.experiments)
+    summaries = [run_of(folder, row, seed).summary for seed in seeds]
+    views = [summary["views"]["personal"] for summary in summaries]
+    gains = [gain(run_of(folder, row, seed), run_of(folder, alone, seed)) for seed in seeds]
+    first = summaries[0]
+    areas = [view["auroc"] for view in views if "auroc" in view]
+    return {
+        "label": row.label,
+        "method": first["method"],
+        "tune": first["tune"],
+        "lr": first["lr"],
+        "seeds": seeds,
+        "view": "personal",
+        "mean": mean_of(view["mean"] for view in views),
+        "std": mean_of(view["std"] for view in views),
+        "seed_std": float(np.std([view["mean"] for view in views])) if len(seeds) > 1 else None,
+        "gain_mean": mean_of(gain["mean"] for gain in gains),
+        "hurt": mean_of(gain["hurt"] for gain in gains),
+        "nbytes_down": first["nbytes"]["down"],
+        "nbytes_up": first["nbytes"]["up"],
+        "seconds": mean_of(summary["seconds"] for summary in summaries),
+        **({"auroc": mean_of(areas)} if areas else {}),
+    }
+
+
+def save_comparison(path: Path, rows: Sequence[Row], entries: Sequence[Mapping[str, Any]]) -> None:
+    """The table with all that is needed to repeat it: one JSON file for results/."""
+    tables = to_tables(local_row(rows).first)
+    common = {table: dict(tables[table]) for table in tables if table not in ("method", "tune")}
+    own = []
+    for row in rows:
+        differs = to_tables(row.first)
+        mine = {f"{table}.{key}": value for table in ("method", "tune") for key, value in differs[table].items()}
+        for table, keys in common.items():
+            mine |= {f"{table}.{key}": value for key, value in differs[table].items() if keys.get(key) != value}
+        own.append({key: value for key, value in mine.items() if key != "run.seed"})
+    content = {
+        "command": shlex.join(["fedvit", *sys.argv[1:]]),
+        "settings": common,  # Local's; a row lists where it differs
+        "versions": versions(),
+        "rows": [{**entry, "settings": settings} for entry, settings in zip(entries, own, strict=True)],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, content)
+
+
+def mean_of(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))

@@ -1,0 +1,554 @@
+"""Studies: every one runs in a tiny form, says what its table asks, survives a kill, and has the published settings."""
+
+import io
+import json
+import logging
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fedvit.cli.main import app
+from fedvit.config.load import load_experiment
+from fedvit.config.resolve import to_tables
+from fedvit.models.build import ModelSettings, build
+from fedvit.models.groups import NORMS
+from fedvit.runs.folder import Run
+from fedvit.runs.write import nbytes_of_run
+from fedvit.studies import ablations, command
+from fedvit.studies import run as studies_run
+from fedvit.studies.definitions import STUDIES
+from fedvit.studies.features import picture
+from fedvit.studies.published.tables import rows_of
+from tests.conftest import finish, tiny
+from tests.contract.test_killed import DRIVER
+
+ROOT = Path(__file__).parents[3]
+DOCS = (ROOT / "docs" / "studies.md").read_text()
+TINY = {"patch_size": 4, "rounds": 1, "epochs": 1, "samples": 600, "data": "digits"}
+FEW = {**TINY, "clients": 8, "cohort": 2}
+TEN = {**TINY, "clients": 10, "cohort": 4}
+FLAGS: dict[str, dict[str, Any]] = {  # what a study varies may not be set
+    "sensitivity": FEW,
+    "backbones": {"rounds": 1, "epochs": 1, "samples": 400, "image_size": 16, "clients": 4, "cohort": 1},
+    "settings": TINY,
+    "sizes": FEW,
+    "designs": FEW,
+    "communication": {**TINY, "clients": 24, "rounds": 2},
+    "convergence": {**TEN, "rounds": 2},
+    "capability": TINY,
+    "domain-gap": FEW,
+    "scarcity": {**FEW, "samples": None},
+    "pretraining": FEW,
+    "lr": FEW,
+    "dh": {**TEN, "cohort": 2},
+    "edit": {**TEN, "rounds": 2},
+    "choice": {**TEN, "rounds": 2},
+    "split": {**TINY, "epochs": None},
+    "pits": FEW,
+    "features": FEW,
+}
+Content = Mapping[str, Any]  # study.json
+
+
+def call(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def prepared(name: str, sets: Mapping[str, Any] | None = None, target: str | None = None) -> command.Prepared:
+    """The study in its tiny form."""
+    items = [f"{key}={value}" for key, value in (sets or {}).items()]
+    return command.prepare_study(name, paper=False, seeds="0", target=target, flags=FLAGS[name], sets=items)
+
+
+def carried_out(plan: command.Prepared, folder: Path) -> dict[str, Any]:
+    """Run a study and give its study.json."""
+    assert list(command.carry_out(plan, folder, 1, Console(quiet=True), quiet=True))
+    content: dict[str, Any] = json.loads((folder / "study.json").read_text())
+    return content
+
+
+def narrowed(plan: command.Prepared) -> command.Prepared:
+    """The first and the last column of a wide grid; all columns where each has rows of its own."""
+    columns = list(dict.fromkeys(cell.case.column for cell in plan.cells))
+    if plan.study.kind == "choose" or len(columns) < 3:
+        return plan
+    return replace(plan, cells=[cell for cell in plan.cells if cell.case.column in (columns[0], columns[-1])])
+
+
+def figures(content: Content, row: str, column: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = cell(content, row, column)["figures"]
+    return found
+
+
+def cell(content: Content, row: str, column: str = "") -> dict[str, Any]:
+    return next(r for r in content["rows"] if (r["row"], r["column"]) == (row, column))
+
+
+def run_of(folder: Path, row: Mapping[str, Any]) -> Run:
+    return Run(folder / row["runs"] / "seed0")
+
+
+# What each study must show.
+
+
+def check_sensitivity(folder: Path, content: Content) -> None:
+    """Each part alone and with the head."""
+    alone, both = (figures(content, "attn", column) for column in ("alone", "with head"))
+    head = figures(content, "head", "alone")["params"]["personal"]
+    assert both["params"]["personal"] == alone["params"]["personal"] + head
+    assert set(content["overall"]) == {"patch_embed", "pos_embed", "norm", "attn", "mlp"}
+    assert content["overall"]["attn"] == pytest.approx((alone["accuracy"] + both["accuracy"]) / 2)
+    assert figures(content, "mlp", "alone")["gain_over_local"] is not None  # all_local is Local
+
+
+def check_backbones(folder: Path, content: Content) -> None:
+    assert {row["settings"]["model.name"] for row in content["rows"]} == {"resnet18", "vit_micro"}
+
+
+def check_sizes(folder: Path, content: Content) -> None:
+    sizes = [figures(content, "fedavg", column)["params"]["total"] for column in ("4 blocks of 48", "12 blocks of 192")]
+    assert sizes[1] > 50 * sizes[0]
+
+
+def check_settings(folder: Path, content: Content) -> None:
+    sizes = {(row["settings"]["partition.clients"], row["settings"]["train.cohort"]) for row in content["rows"]}
+    assert sizes == {(16, 2), (32, 8)}
+    assert len(run_of(folder, content["rows"][0]).clients) == 16
+
+
+def check_designs(folder: Path, content: Content) -> None:
+    """A rerun finds finished rows and writes the same bytes; the estimate of bytes is what really crossed."""
+    before = {p: p.read_bytes() for p in (folder / "study.json", folder / "study.png")}
+    stamps = {p: p.stat().st_mtime_ns for p in folder.rglob("summary.json")}
+    plan = prepared("designs")
+    carried_out(plan, folder)
+    assert len(stamps) == 6
+    assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
+    assert {p: p.read_bytes() for p in before} == before
+    for row, estimate in zip(content["rows"], studies_run.estimates(plan.cells), strict=True):
+        sent = row["figures"]["nbytes_run"]
+        assert estimate["nbytes"] == sent["down"] + sent["up"]
+
+
+def check_targets(folder: Path, content: Content) -> None:
+    """Bytes to a target are those of the rounds until then."""
+    assert "fixed before" in content["targets"]
+    for row in content["rows"]:
+        lines, view = run_of(folder, row).rounds, row["figures"]["view"]
+        for found in row["figures"]["to_target"]:
+            reached = [line["round"] for line in lines if line["views"][view]["mean"] >= found["target"]]
+            assert found["rounds"] == (reached[0] if reached else None)
+            if reached:
+                sent = nbytes_of_run(lines[: reached[0]])
+                assert found["nbytes"] == sent["down"] + sent["up"] > 0
+                assert found["paper_mb"] == sent["down"] / 2**20
+            else:
+                assert found["nbytes"] is found["paper_mb"] is None
+
+
+def check_convergence(folder: Path, content: Content) -> None:
+    """A target that every row reaches at once, one that none ever does, and how they are shown."""
+    check_targets(folder, content)
+    plan = prepared("convergence", target="0,100")
+    table, *_ = command.carry_out(plan, folder, 1, Console(quiet=True), quiet=True)
+    content = json.loads((folder / "study.json").read_text())
+    for row in content["rows"]:
+        first, never = row["figures"]["to_target"]
+        sent, cohort = row["figures"]["nbytes"], content["settings"]["train.cohort"]
+        assert (first["rounds"], first["nbytes"]) == (1, cohort * (sent["down"] + sent["up"]))
+        assert (never["rounds"], never["nbytes"]) == (None, None)
+    written = io.StringIO()
+    Console(width=120, file=written).print(table)
+    line = next(text for text in written.getvalue().splitlines() if text.split()[:1] == ["pfededit"])
+    assert line.split()[-2:] == ["-", "-"]  # the second target, and no published figure
+
+
+def check_capability(folder: Path, content: Content) -> None:
+    rules = {(row["settings"]["partition.alpha"], row["settings"]["partition.clients"]) for row in content["rows"]}
+    assert rules == {(1000.0, 8), (0.3, 24)}
+    few, all_ = (figures(content, tune, "N=8 M=8 iid")["nbytes"]["up"] for tune in ("bias", "full"))
+    assert few < all_ / 10
+
+
+def check_tunes(folder: Path, content: Content) -> None:
+    trained = {row["row"]: row["figures"]["params"]["trainable"] for row in content["rows"]}
+    assert set(trained) == {"full", "head", "bias", "adapter", "prompt"}
+    assert max(trained, key=lambda tune: trained[tune]) == "full"
+    assert min(trained, key=lambda tune: trained[tune]) == "head"
+
+
+def check_scarcity(folder: Path, content: Content) -> None:
+    for row in content["rows"]:
+        clients = run_of(folder, row).clients
+        assert sum(c["train_samples"] + c["test_samples"] for c in clients) == row["settings"]["data.samples"]
+
+
+def check_lr(folder: Path, content: Content) -> None:
+    """The rate with the best val accuracy is chosen, and the test accuracy of that rate stated."""
+    assert set(content["chosen"]) == {"full", "head", "bias", "adapter", "prompt"}
+    misled = []
+    for tune, pick in content["chosen"].items():
+        rows = {row["row"]: row for row in content["rows"] if row["column"] == tune}
+        vals = {rate: run_of(folder, row).summary["views"]["personal"]["val"] for rate, row in rows.items()}
+        assert len(vals) == 5
+        assert pick["val"] == max(vals.values()) == vals[pick["row"]]
+        assert pick["accuracy"] == rows[pick["row"]]["figures"]["accuracy"]
+        misled.append(pick["accuracy"] < max(row["figures"]["accuracy"] for row in rows.values()))
+    assert any(misled), "here val and test never disagree, so this cannot tell which one chooses"
+
+
+def check_dh(folder: Path, content: Content) -> None:
+    classes = {
+        column: {client["classes"] for client in run_of(folder, cell(content, "fedavg", column)).clients}
+        for column in ("DH 0 %", "DH 100 %")
+    }
+    assert classes == {"DH 0 %": {10}, "DH 100 %": {1}}
+
+
+def check_edit(folder: Path, content: Content) -> None:
+    """A row for every value, and one chosen on val in every column."""
+    rows: dict[str, list[str]] = {}
+    for row in content["rows"]:
+        rows.setdefault(row["column"], []).append(row["row"])
+    assert rows["layers k"] == ["0", "1", "2", "3", "5", "8"]
+    assert rows["metric"] == ["accuracy", "loss", "te", "prediction_list"]
+    assert rows["choice"] == ["fixed", "flexible"]
+    assert len(rows["probe p"]) == 4
+    assert set(content["chosen"]) == set(rows)
+    for k in (1, 2, 3, 5, 8):
+        last = run_of(folder, cell(content, f"{k}", "layers k")).rounds[-1]["choice"]
+        edited = {len(layers) for layers in last.values()}
+        assert k in edited <= {0, k}  # none by clients that train for the first time
+    shared = {row["runs"] for row in content["rows"]}
+    assert len(shared) == len(content["rows"]) - 3  # the default stands in all four columns and is run once
+
+
+def check_choice(folder: Path, content: Content) -> None:
+    """Among norms only norms are edited."""
+    model = build(ModelSettings(patch_size=4), 10, (), 0)
+    kinds = {name: isinstance(module, NORMS) for name, module in model.named_modules()}
+    norms = run_of(folder, cell(content, "norms", "k=9")).summary["layers"]
+    assert len(norms) == 9
+    assert all(kinds[layer] for layer in norms)
+    ranked = run_of(folder, cell(content, "ranked", "k=9")).summary["layers"]
+    assert set(norms) < set(ranked)
+
+
+def check_split(folder: Path, content: Content) -> None:
+    assert set(content["chosen"]) == {"local epochs K", "clients M", "fedround"}
+    assert content["settings"]["method.name"] == "fedv"
+    one, five = (figures(content, epochs, "local epochs K")["nbytes"]["up"] for epochs in ("1", "5"))
+    assert five > 2 * one  # activations cross at every step, weights once
+
+
+def check_pits(folder: Path, content: Content) -> None:
+    assert {row["settings"]["method.name"] for row in content["rows"]} == {"fedv", "fedvz"}
+    assert {row["settings"]["model.name"] for row in content["rows"]} == {"vit_micro", "test_vit"}
+
+
+def check_features(folder: Path, content: Content) -> None:
+    """Points of test images by class, the same again for the same seed."""
+    check_tunes(folder, content)
+    with np.load(folder / "features.npz") as arrays:
+        points, labels = arrays["full.points"], arrays["full.labels"]
+        assert np.array_equal(labels, arrays["bias.labels"])  # every panel shows the same images
+        assert not np.array_equal(points, arrays["bias.points"])
+    assert points.shape == (len(labels), 2)
+    assert set(labels) == set(range(10))
+    assert all(-1 <= row["figures"]["silhouette"] <= 1 for row in content["rows"])
+    again = picture(run_of(folder, cell(content, "full")))
+    assert np.array_equal(again.points, points)  # t-SNE is seeded
+
+
+CHECKS: dict[str, Callable[[Path, Content], None]] = {
+    "sensitivity": check_sensitivity,
+    "backbones": check_backbones,
+    "settings": check_settings,
+    "sizes": check_sizes,
+    "designs": check_designs,
+    "communication": check_targets,
+    "convergence": check_convergence,
+    "capability": check_capability,
+    "domain-gap": check_tunes,
+    "scarcity": check_scarcity,
+    "pretraining": check_tunes,
+    "lr": check_lr,
+    "dh": check_dh,
+    "edit": check_edit,
+    "choice": check_choice,
+    "split": check_split,
+    "pits": check_pits,
+    "features": check_features,
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_study_runs_and_its_figures_are_those_of_its_runs(name: str, tmp_path: Path) -> None:
+    folder, study = tmp_path / "study", STUDIES[name]
+    content = carried_out(narrowed(prepared(name)), folder)
+    assert {"study", "source", "grid", "seeds", "settings", "versions", "rows", "command"} <= set(content)
+    assert (content["grid"], content["seeds"]) == ("digits", [0])
+    assert (folder / "study.png").stat().st_size > 10_000
+    assert json.loads((folder / "timings.json").read_text())["total"] > 0
+    assert len({(row["row"], row["column"]) for row in content["rows"]}) == len(content["rows"]) > 1
+    for row in content["rows"]:
+        run, figure = run_of(folder, row), row["figures"]
+        assert figure["view"] == study.view  # not another one for want of it
+        assert figure["accuracy"] == run.summary["views"][study.view]["mean"] == figure["by_seed"][0]
+        assert figure["nbytes_run"] == run.summary["nbytes_run"]
+        settings = {**content["settings"], **row["settings"]}
+        saved = {f"{t}.{k}": v for t, own in to_tables(run.experiment).items() for k, v in own.items()}
+        saved.pop("run.seed")
+        assert settings == saved
+    CHECKS[name](folder, content)
+
+
+def test_every_study_of_the_papers_is_there() -> None:
+    assert set(STUDIES) == {"resources", *FLAGS}
+    assert len(STUDIES) == 19
+
+
+def test_without_a_name_the_studies_are_listed_with_their_cost() -> None:
+    status, shown, _ = call("study")
+    assert status == 0
+    for name, study in STUDIES.items():
+        assert name in shown
+        assert study.minutes[0] <= 30
+        assert (study.minutes[1] is None) is (study.pretrained is None)
+        assert f"| `{name}` | {study.asks} | {study.source} |" in DOCS
+
+
+def test_resources_equal_the_exact_counts_and_the_papers_units(tmp_path: Path) -> None:
+    status, shown, message = call("study", "resources", "--out", tmp_path / "s")
+    assert status == 0, message
+    content = json.loads((tmp_path / "s" / "study.json").read_text())
+    assert len(content["rows"]) == 9
+    for row in content["rows"]:
+        figure, (storage, flops, sent) = row["figures"], map(float, row["published"].split())
+        assert figure["paper_units"]["storage"] == pytest.approx(storage, abs=0.005)
+        assert figure["paper_units"]["communication"] == pytest.approx(sent, abs=0.005)
+        assert figure["training_passes"] == round(flops / 65.65)
+        assert figure["nbytes"] == {"down": 4 * figure["communication"], "up": 4 * figure["communication"]}
+    exact = {row["row"]: (row["figures"]["storage"], row["figures"]["communication"]) for row in content["rows"]}
+    assert exact["fedavg"] == (21_704_164, 21_704_164)
+    assert exact["apfl"] == (2 * 21_704_164, 21_704_164)
+    assert exact["fedper"] == (21_704_164, 21_704_164 - 38_500)
+    assert exact["fedperfix"] == (21_704_164 + 3_551_232, 21_665_664)
+    assert exact["vanilla_attention"] == (21_704_164, 14_569_344)
+    assert "21.03" in shown
+    assert (tmp_path / "s" / "study.png").is_file()
+
+
+@pytest.mark.parametrize("label", ["fedper", "fedper+head"])
+def test_features_of_personal_models_come_from_the_clients_own(label: str, tmp_path: Path) -> None:
+    seen = picture(Run(finish(tiny(label, rounds=1), tmp_path / "run")))
+    assert seen.model == "clients"
+    assert len(seen.points) == len(seen.labels) > 100
+
+
+# A study that is killed.
+
+
+def test_a_killed_study_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """A real SIGKILL in the middle of the grid, another from outside, and the same command again."""
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in {**FEW, "rounds": 2}.items()]
+    words = ["study", "designs", *flags, "--seeds", "0", "--out", "out", "--quiet"]
+
+    def start(folder: str, moment: tuple[str, str, int] = ("none", "none", 0)) -> subprocess.Popen[str]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        command = [sys.executable, "-c", DRIVER, *map(str, moment), *words]
+        return subprocess.Popen(command, cwd=tmp_path / folder, stderr=subprocess.PIPE, text=True)
+
+    whole = start("whole")
+    _, told = whole.communicate()
+    assert whole.returncode == 0, told
+
+    killed = start("killed", ("fedvit.core.plan", "descend", 6))
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    out = tmp_path / "killed" / "out"
+    assert not (out / "study.json").exists()
+    assert 0 < len(list(out.rglob("summary.json"))) < 6
+
+    again, begin = start("killed"), time.monotonic()
+    while len(list(out.rglob("summary.json"))) < 4 and time.monotonic() - begin < 120:
+        time.sleep(0.02)
+    again.send_signal(signal.SIGKILL)
+    again.communicate()
+    assert again.returncode == -signal.SIGKILL
+    assert not (out / "study.json").exists()
+
+    last = start("killed")
+    _, told = last.communicate()
+    assert last.returncode == 0, told
+    for name in ("study.json", "study.png"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / "out" / name).read_bytes(), name
+    for path in out.rglob("clients.csv"):
+        assert path.read_bytes() == (tmp_path / "whole" / "out" / path.relative_to(out)).read_bytes()
+
+
+# The published settings.
+
+
+def resolved(name: str) -> list[Any]:
+    return [(case, load_experiment(base=case.settings)) for case in STUDIES[name].paper]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_paper_rows_resolve_and_differ(name: str) -> None:
+    plan = command.prepare_study(name, paper=True, seeds=None, target=None, flags={}, sets=None)
+    assert plan.which == "paper"
+    assert len(plan.cells) == len(STUDIES[name].paper)
+    assert len({(cell.case.row, cell.case.column) for cell in plan.cells}) == len(plan.cells)
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("backbones", "fedperfix/table3"),
+        ("settings", "fedperfix/table4"),
+        ("sizes", "fedperfix/table5"),
+        ("designs", "fedperfix/table6"),
+        ("dh", "pfededit/table1"),
+        ("pits", "fedv/table3"),
+    ],
+)
+def test_paper_rows_are_those_of_the_experiment_files(name: str, table: str) -> None:
+    paths = [p for p in (ROOT / "experiments" / table).glob("*/*.toml") if p.parent.name != "small"]
+    files = {path: load_experiment(path) for path in paths}
+    assert files
+    found = [experiment for _, experiment in resolved(name)]
+    for path, experiment in files.items():
+        assert experiment in found, path
+
+
+def test_fedpeft_settings_are_the_published_ones() -> None:
+    for name in ("communication", "capability", "domain-gap", "scarcity", "pretraining", "lr", "features"):
+        for case, e in resolved(name):
+            assert (e.train.rounds, e.train.epochs, e.train.batch, e.train.weight_decay) == (50, 10, 64, 1e-4), case
+            assert (e.train.optimizer, e.method["name"], e.model.image_size) == ("sgd", "fedavg", 224)
+            assert e.model.pretrained is (case.row != "scratch")
+    rates = {case.row: e.train.lr for case, e in resolved("features")}
+    assert rates == {"full": 5e-4, "head": 1e-2, "bias": 1e-2, "adapter": 5e-3, "prompt": 1e-2}
+    capability = {(case.row, case.column): e for case, e in resolved("capability")}
+    assert len(capability) == 42
+    assert capability["full", "N=64 M=8 skewed"].train.lr == 5e-4
+    assert capability["full", "N=16 M=2 iid"].train.lr == 1e-3
+    assert capability["full", "N=16 M=2 iid"].partition.name == "iid"
+    communication = {(case.row, case.column): (case, e) for case, e in resolved("communication")}
+    assert {e.train.cohort for _, e in communication.values()} == {1, 2, 4, 8, 64}
+    assert communication["full_x8", "CIFAR-100"][0].targets == (85, 90)
+    assert communication["shufflenet_x8", "PCam"][1].train.lr == 0.1
+    scarcity = {case.column: e.data.samples for case, e in resolved("scarcity")}
+    assert scarcity == {"1000 images": 1000, "1500 images": 1500, "2000 images": 2000}
+    grid = {(case.column, e.train.lr) for case, e in resolved("lr")}
+    assert len(grid) == 30
+    assert {rate for _, rate in grid} == {1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2}
+    assert all(e.data.val > 0 for _, e in resolved("lr"))
+
+
+def test_pfededit_settings_are_the_published_ones() -> None:
+    for name in ("convergence", "edit", "choice"):
+        for _, e in resolved(name):
+            assert (e.train.rounds, e.train.epochs, e.train.cohort, e.partition.clients) == (100, 1, 10, 10)
+            assert e.partition.level == (50 if e.data.name == "lyme" else 80)
+    edit = {(case.column, case.row): e.method for case, e in resolved("edit")}
+    assert [edit["layers, CIFAR-10", f"{share}%"].get("k") for share in (0, 1, 3, 5, 7, 9)] == [None, 1, 2, 3, 4, 5]
+    assert [edit["layers, Lyme", f"{share}%"]["k"] for share in (1, 3, 5, 7, 9)] == [2, 4, 6, 8, 10]
+    assert edit["probe, CIFAR-10", "0.025"]["probe"] == 0.025
+    assert ("probe, CIFAR-100", "0.01") not in edit
+    assert edit["choice, CIFAR-100", "fixed"]["flexible"] is False
+    assert {e.method["k"] for _, e in resolved("choice")} == {1, 3, 5, 7, 10, 13, 17}
+    assert resolved("convergence")[0][0].targets == (60, 70, 75, 80, 85, 90)
+
+
+def test_sensitivity_and_split_settings_are_the_published_ones() -> None:
+    for _, e in resolved("sensitivity"):
+        assert (e.model.name, e.partition.clients, e.train.cohort, e.train.lr) == ("vit_small_patch16_224", 64, 8, 0.01)
+    split = {(case.column, case.row): e for case, e in resolved("split")}
+    assert split["clients M", "200"].partition.clients == 10 * (split["clients M", "200"].train.cohort or 0) == 200
+    assert split["fedround", "50"].method["fedround"] == 50
+    assert all((e.train.optimizer, e.train.lr) == ("adam", 2e-4) for e in split.values())
+
+
+def test_every_published_figure_is_with_its_row() -> None:
+    for name, table in (("sensitivity", ablations.SENSITIVITY), ("capability", ablations.CAPABILITY)):
+        values = {(row, column.words): value for row, column, value, _, _ in rows_of(table)}
+        assert {(c.row, c.column): c.published for c in STUDIES[name].paper} == values
+
+
+# Which grid, before anything runs, and mistakes.
+
+
+def test_pre_trained_weights_are_used_where_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "office_caltech10").mkdir()
+    (tmp_path / "vit_tiny_patch16_224.fp16.safetensors").touch()
+    study = STUDIES["scarcity"]
+    assert studies_run.choose_grid(study, paper=False, data=None, folder=tmp_path)[0] == "pretrained"
+    assert studies_run.choose_grid(study, paper=False, data="digits", folder=tmp_path)[0] == "digits"
+    assert studies_run.choose_grid(study, paper=False, data=None, folder=None)[0] == "digits"
+    assert studies_run.choose_grid(study, paper=True, data=None, folder=None)[0] == "paper"
+    assert studies_run.choose_grid(STUDIES["dh"], paper=False, data=None, folder=tmp_path)[0] == "digits"
+    with caplog.at_level(logging.WARNING):
+        prepared("scarcity")
+    assert "from scratch" in caplog.text
+
+
+def test_a_study_on_pre_trained_weights_runs(shared_data: Path, tmp_path: Path) -> None:
+    flags = ["--data-dir", shared_data, "--rounds", 1, "--samples", 400, "--image-size", 32, "--clients", 4]
+    status, _, message = call("study", "pretraining", *flags, "--cohort", 1, "--out", tmp_path / "s")
+    assert status == 0, message
+    content = json.loads((tmp_path / "s" / "study.json").read_text())
+    assert content["grid"] == "pretrained"
+    weights = {row["column"]: row["settings"].get("model.weights") for row in content["rows"]}
+    assert weights == {"ViT-Tiny, ImageNet": "vit_tiny_patch16_224.fp16.safetensors", "ViT-Tiny, random": None}
+
+
+def test_a_dry_run_shows_the_grid_with_its_bytes_and_runs_nothing(tmp_path: Path) -> None:
+    status, shown, message = call("study", "designs", "--dry-run", "--rounds", 2, "--out", tmp_path / "s")
+    assert status == 0, message
+    assert not (tmp_path / "s").exists()
+    assert "fedperfix" in shown
+    assert "18 runs" in shown
+    plan = prepared("designs")
+    found = dict(zip([c.case.row for c in plan.cells], studies_run.estimates(plan.cells), strict=True))
+    assert found["local"]["nbytes"] == 0
+    assert found["fedperfix"]["nbytes"] == 2 * 2 * 4 * found["fedperfix"]["params"]["shared"]
+    assert found["fedperfix"]["macs"] > found["local"]["macs"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing"], "unknown study 'nothing'"),
+        (["lr", "--lr", "0.1"], "this study varies train.lr"),
+        (["sizes", "--seeds", "a"], "--seeds expects whole numbers"),
+        (["sizes", "--target", "50"], "--target belongs to communication, convergence"),
+        (["communication", "--target", "much", "--data", "digits"], "--target expects numbers"),
+        (["designs", "--set", "method.k=3"], "no row has this key"),
+        (["designs", "--clients", "3", "--cohort", "9"], "cannot be sampled"),
+    ],
+)
+def test_a_mistake_is_told(arguments: list[str], told: str, tmp_path: Path) -> None:
+    status, _, message = call("study", *arguments, "--out", tmp_path / "s")
+    assert status == 2
+    assert told in " ".join(message.split())
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_set_goes_to_the_rows_that_have_it() -> None:
+    plan = prepared("designs", {"method.bottleneck": 8})
+    assert {c.row.first.method.get("bottleneck") for c in plan.cells} == {8, None}
