@@ -3,21 +3,52 @@
 >>> run = fedvit.run(method="fedper", rounds=5, out="runs/mine")
 >>> run.summary["views"]["personal"]["mean"]
 >>> run.model("3")  # client 3's own model
+
+These names are the public interface; everything else may move between versions. Importing the package is quick:
+PyTorch is loaded when you first use one of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedvit.core.client import Client
+    from fedvit.core.errors import UserError
+    from fedvit.core.payload import Payload
     from fedvit.core.plan import Plan
+    from fedvit.core.roles import FROZEN, PERSONAL, SHARED, everything
+    from fedvit.core.training import descend
     from fedvit.data.dataset import Dataset
+    from fedvit.models.groups import head
+    from fedvit.runs.export import Exported, Format
     from fedvit.runs.folder import Run
     from fedvit.runs.predict import Prediction
 
+__all__ = [
+    "FROZEN", "PERSONAL", "SHARED", "Client", "Payload", "Plan", "UserError", "descend", "everything", "export",
+    "head", "load_model", "load_run", "predict", "run",
+]  # fmt: skip
 __version__ = "0.1.0"
+
+_HOMES = {  # public name -> the module that defines it, imported at its first use
+    "Client": "core.client", "Payload": "core.payload", "Plan": "core.plan", "UserError": "core.errors",
+    "PERSONAL": "core.roles", "SHARED": "core.roles", "FROZEN": "core.roles", "everything": "core.roles",
+    "descend": "core.training", "head": "models.groups",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedvit' has no attribute {name!r}")
+    return getattr(import_module(f"fedvit.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def run(
@@ -34,14 +65,19 @@ def run(
     settings: dict[str, Any] | None = None,
     **flags: Any,
 ) -> "Run":
-    """Run an experiment as `fedvit run` does; `settings` are its `--set`s, other arguments its flags.
+    """Run an experiment as `fedvit run` does, and return its results.
 
-    `method` is a name, or a plan of your own. `model` is a name, or a module of your own, from images
-    (batch, 3, image_size, image_size) to a number for every class; `groups` names its layer groups by the paths of
-    their modules, at least its classifier: {"head": ["fc"]}. With pretrained=True its weights count as pre-trained,
-    which matters to default rates. `data` is a name, an npz file or a folder; or each client's own data by its name,
-    (images, labels) arrays or a torch Dataset of (image, label); or one such pair or Dataset, to be divided.
-    With `workers` above 1 the call must stand under `if __name__ == "__main__":`, since processes are started.
+    `settings` are the command's `--set` options by path; all other keyword arguments are its flags.
+
+    `method` is a name, or a plan of your own. `model` is a name, or a module of your own that maps images
+    (batch, 3, image_size, image_size) to one number per class; `groups` then names its layer groups by the paths of
+    their modules, at least the classifier: `{"head": ["fc"]}`. With `pretrained=True` the module's weights count as
+    pre-trained, which changes the default learning rate.
+
+    `data` is a name, an npz file or a folder. It may also be each client's own data by name, as (images, labels)
+    arrays or a torch Dataset of (image, label), or a single such pair or Dataset, which is then partitioned.
+
+    With `workers` above 1 call this under `if __name__ == "__main__":`, because it starts processes.
     """
     from fedvit.config.load import FLAGS
     from fedvit.core.errors import UserError, nearest
@@ -53,13 +89,13 @@ def run(
     unknown = [flag for flag in flags if flag not in known]
     if unknown:
         raise TypeError(f"fedvit.run has no argument {unknown[0]!r}; {nearest(unknown[0], FLAGS)}")
-    own = own_parts(method, model)
+    own = _own_parts(method, model)
     if workers > 1 and (own.plan is not None or own.module is not None):
         raise UserError(
             "a plan or module of your own cannot go to other processes, nothing is pickled: leave workers=1"
         )
     file = Path(experiment) if experiment is not None else None
-    dataset = own_data(data, class_names)
+    dataset = _own_data(data, class_names)
     flags = {
         **flags,
         "method": method if isinstance(method, str) else None,
@@ -78,8 +114,60 @@ def run(
     return Run(folder, own, dataset)
 
 
-def own_parts(method: Any, model: Any) -> Any:
-    """The plan and the module among the arguments, if they are not names."""
+def load_run(
+    folder: str | Path,
+    *,
+    method: "Plan | None" = None,
+    model: "nn.Module | None" = None,
+    data: Any = None,
+    class_names: Sequence[str] | None = None,
+) -> "Run":
+    """Open the folder of a run.
+
+    If the run's plan, module or data came from Python, pass them again to use its models.
+    """
+    from fedvit.runs.folder import load_run as load
+
+    return load(folder, _own_parts(method, model), _own_data(data, class_names))
+
+
+def export(
+    run: "Run",
+    *,
+    clients: Sequence[str] = (),
+    server: bool = False,
+    everything: bool = False,
+    form: "Format" = "timm",
+    out: str | Path,
+) -> "list[Exported]":
+    """Write models of a run to files, as `fedvit export` does, and return one entry per file.
+
+    Every file is opened again and compared with the run's own model before it gets its name.
+    """
+    from fedvit.runs.export import export as write
+
+    return list(write(run, clients=list(clients), server=server, everything=everything, form=form, out=Path(out)))
+
+
+def load_model(path: str | Path, module: "nn.Module | None" = None) -> "nn.Module":
+    """Open a model that `fedvit export` wrote; pass `module` if the run's model was a module of your own."""
+    from fedvit.runs.export import load_model as load
+
+    return load(path, module)
+
+
+def predict(model: "nn.Module", images: Sequence[str | Path], top: int = 1) -> "Iterator[Prediction]":
+    """Predict class names and probabilities for image files and folders.
+
+    `model` comes from `load_model` or from `run.model(client)`.
+    """
+    from fedvit.runs.predict import predict as predictions
+
+    return predictions(model, images, top=top)
+
+
+def _own_parts(method: Any, model: Any) -> Any:
+    """The plan and the module among the arguments, where they are not names."""
     from torch import nn
 
     from fedvit.core.errors import UserError
@@ -93,47 +181,10 @@ def own_parts(method: Any, model: Any) -> Any:
     return FromPython(plan, model if isinstance(model, nn.Module) else None)
 
 
-def own_data(data: Any, class_names: Sequence[str] | None) -> "Dataset | None":
-    """Data that was given from Python, or None where it was named."""
+def _own_data(data: Any, class_names: Sequence[str] | None) -> "Dataset | None":
+    """Data given from Python, or None where it was named."""
     from fedvit.data.arrays import from_arrays, from_clients
 
     if data is None or isinstance(data, str | Path):
         return None
     return from_clients(data, class_names) if isinstance(data, Mapping) else from_arrays(data, class_names)
-
-
-def load_run(
-    folder: str | Path,
-    *,
-    method: "Plan | None" = None,
-    model: "nn.Module | None" = None,
-    data: Any = None,
-    class_names: Sequence[str] | None = None,
-) -> "Run":
-    """A run from its folder. What of it came from Python is given again, if its models are wanted."""
-    from fedvit.core.errors import UserError
-    from fedvit.runs.folder import Run
-
-    place = Path(folder)
-    if not (place / "run.toml").is_file():
-        inside = sorted(str(path.parent) for path in [*place.glob("*/run.toml"), *place.glob("*/*/run.toml")])
-        there = "it does not exist" if not place.exists() else "it has none"
-        more = (
-            f"; there are runs inside it: {', '.join(inside[:8])}{' ...' if len(inside) > 8 else ''}" if inside else ""
-        )
-        raise UserError(f"{folder} is not a run: expected a folder with run.toml in it, {there}{more}")
-    return Run(place, own_parts(method, model), own_data(data, class_names))
-
-
-def load_model(path: str | Path, module: "nn.Module | None" = None) -> "nn.Module":
-    """A model that `fedvit export` wrote; `module` is needed where the run's model was a module of your own."""
-    from fedvit.runs.export import load_model as load
-
-    return load(path, module)
-
-
-def predict(model: "nn.Module", images: Sequence[str | Path], top: int = 1) -> "Iterator[Prediction]":
-    """Class names and probabilities of image files and folders, by a model of `load_model` or `run.model`."""
-    from fedvit.runs.predict import predict as predictions
-
-    return predictions(model, images, top=top)

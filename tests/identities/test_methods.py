@@ -162,7 +162,7 @@ def test_a_copied_batch_norm_layer_brings_its_statistics(tmp_path: Path) -> None
     start = bench.net.plan.merge(client, Payload({"shared": bench.net.initial}))
     assert torch.equal(start["layer1.0.bn1.running_mean"], last["layer1.0.bn1.running_mean"])
     paper = Bench(tiny("pfededit", {"layers": "resnet54"}, **flags), tmp_path)
-    assert len(paper.net.plan.candidates(paper.net.module, paper.net.roles)) == 54
+    assert len(paper.net.plan.choice.layers(paper.net.module, paper.net.roles)) == 54
 
 
 def test_fed_rods_personal_head_corrects_the_generic_one(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ def export(
 ) -> None:
     """Write models to take home; every file is checked against the run's own model."""
     with clear_errors(flags["debug"]):
-        import fedvit
         from fedvit.report.tables import exported_line
         from fedvit.runs.export import export as exported
+        from fedvit.runs.folder import load_run
 
         if form not in ("timm", "onnx"):
             raise UserError(f"--format expects timm or onnx, found {form!r}")
-        run = fedvit.load_run(folder)
+        run = load_run(folder)
         wanted = {"clients": client or [], "server": server, "everything": everything}
         for one in exported(run, **wanted, form=form, out=out_dir):  # type: ignore[arg-type]
             out.print(exported_line(one.name, one.path, one.description), soft_wrap=True, highlight=False, markup=False)

@@ -36,7 +36,10 @@ def run(
         settings, folder = settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
         if engine not in ("local", "flower"):
             raise UserError(f"--engine expects local or flower, found {engine!r}")
-        steps = start_or_resume(settings, folder, resume=resume, workers=flags["workers"], engine=engine)
+        start = start_or_resume
+        if engine == "flower":
+            from fedvit.network.flower.trial import start_or_resume_trial as start  # type: ignore[assignment]
+        steps = start(settings, folder, resume=resume, workers=flags["workers"])
         with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
             past = Run(folder).rounds if resume else []
             progress.start(settings.label, len(past), sum(map(sent_in, past)))

@@ -17,6 +17,7 @@ from fedvit.methods.tunes import SCRATCH_LR, TUNES, make_tune
 from fedvit.models.build import input_size
 from fedvit.models.groups import GROUPS, check_groups
 from fedvit.models.plugins.specs import KINDS
+from fedvit.split.plan import SplitPlan
 
 Tables = dict[str, dict[str, Any]]
 TABLES = tuple(Experiment.model_fields)
@@ -105,6 +106,10 @@ def readable(problem: ValidationError) -> str:
 
 def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Experiment:
     """The defaults that depend on other values."""
+    init = "random" if experiment.model.from_scratch else "zero"
+    method, tune = (resolved_init(table, init) for table in (experiment.method, experiment.tune))
+    experiment = experiment.model_copy(update={"method": method, "tune": tune})
+    plan = plan_of(experiment)
     train, run = experiment.train, experiment.run
     groups = groups_of(experiment.data) if groups is None else groups
     partition = experiment.partition.name or ("site" if groups else "dirichlet")
@@ -124,15 +129,11 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
     if every is None:
         every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
     usual = "adamw" if experiment.model.from_scratch else "sgd"
-    optimizer = train.optimizer or ("adam" if plan_of(experiment).split else usual)
+    optimizer = train.optimizer or ("adam" if isinstance(plan, SplitPlan) else usual)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum belongs to sgd and would do nothing with {optimizer}: set train.optimizer=sgd")
-    init = "random" if experiment.model.from_scratch else "zero"
-    method, tune = (resolved_init(table, init) for table in (experiment.method, experiment.tune))
     return experiment.model_copy(
         update={
-            "method": method,
-            "tune": tune,
             "model": experiment.model.model_copy(update={"image_size": input_size(experiment.model)}),
             "partition": experiment.partition.model_copy(update={"name": partition, "clients": clients}),
             "train": train.model_copy(
@@ -140,7 +141,7 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
                     "cohort": cohort,
                     "optimizer": optimizer,
                     "lr": train.lr or default_lr(experiment, optimizer),
-                    "weighting": train.weighting or plan_of(experiment).weighting,
+                    "weighting": train.weighting or plan.weighting,
                 }
             ),
             "run": run.model_copy(update={"eval_every": every, "device": choose_device(run)}),

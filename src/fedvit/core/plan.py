@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from torch import nn
 
@@ -13,8 +13,20 @@ from fedvit.core.roles import SHARED, Roles, Rules, everything
 from fedvit.core.server import Server
 from fedvit.core.training import descend
 from fedvit.core.tree import Tree
-from fedvit.models.plugins.specs import Plugin
-from fedvit.split.plan import SplitPlan
+
+
+class Plugin(Protocol):
+    """A part that a method or a tune adds to the model; `models.plugins` has them all."""
+
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """Each client chooses among layers and reports its choice as a mask over them, in the group `choice`."""
+
+    layers: Callable[[nn.Module, Roles], Sequence[str]]  # their names
+    probe: float  # the share of a client's training images that is held out for choosing
 
 
 class Report(NamedTuple):
@@ -82,20 +94,20 @@ class Plan:
     aggregate: Callable[[Server, Iterable[Report]], Server] = average
     views: Callable[[Client, Payload], Mapping[str, Tree]] = own_model
     weighting: Literal["samples", "equal"] = "samples"
-    schedule: Literal["sampled", "every_round"] = "sampled"  # who trains: the cohort, or everybody
-    pooled: bool = False  # one owner of all data trains; nothing crosses
-    split: SplitPlan | None = None  # a protocol of its own: activations and gradients cross, not weights
-    probe: float = 0.0  # share of each client's training images held out for the method's own choices
+    trains: Literal["sampled", "everyone", "pooled"] = "sampled"  # in a round; pooled: one owner of all data
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
-    admit: Callable[[Sequence[str]], None] = lambda clients: None  # raises if these clients do not suit
-    # Layers that a client chooses among, by name; the choice is reported as a mask over them in group `choice`.
-    candidates: Callable[[nn.Module, Roles], Sequence[str]] = lambda module, roles: ()
-    # What `fedvit cost` says beside the payloads: trees that a client remembers beside its personal weights, the
-    # training passes of an image in an epoch (FedAvg's being 1), and forward passes over the probe images for a choice
-    # of layers, made each round or, where it is kept, once.
+    choice: LayerChoice | None = None
+    not_between_sites: str | None = None  # why the method's messages must not cross a network
+    # What `fedvit cost` reports beside the payloads: the trees that a client remembers beside its personal weights, the
+    # training passes of an image per epoch (FedAvg has 1), and any further figures of the method, by name.
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     passes: Callable[[int], float] = lambda epochs: 1.0
-    probe_passes: Callable[[nn.Module, Roles], int] = lambda module, roles: 0
+    costs: Callable[[Client], Mapping[str, Any]] = lambda client: {}
+
+    @property
+    def pooled(self) -> bool:
+        """Whether one owner of all data trains, so that nothing crosses."""
+        return self.trains == "pooled"
 
 
 def client_round(plan: Plan, client: Client, down: Payload) -> Payload:

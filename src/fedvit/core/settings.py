@@ -1,6 +1,7 @@
 """The tables of an experiment: names, defaults and limits. Reading and resolving them is `config`'s work."""
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -160,6 +161,7 @@ class Experiment(Table):
     tune: dict[str, Any] = {"name": "full"}
     run: RunSettings = RunSettings()
     _own: FromPython = PrivateAttr(default_factory=FromPython)
+    _plan: tuple[dict[str, Any], Any] | None = PrivateAttr(default=None)  # of this very [method] table
 
     @property
     def own(self) -> FromPython:
@@ -170,6 +172,12 @@ class Experiment(Table):
         copy = self.model_copy()
         copy._own = own
         return copy
+
+    def keep_plan(self, make: Callable[[Mapping[str, Any]], Any]) -> Any:
+        """The plan of [method], made at the first call; `methods.plan_of` knows how."""
+        if self._plan is None or self._plan[0] is not self.method:
+            self._plan = (self.method, make(self.method))
+        return self._plan[1]
 
     @property
     def label(self) -> str:

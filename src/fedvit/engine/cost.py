@@ -7,16 +7,12 @@ from typing import Any, get_args
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedvit.core import tree
 from fedvit.core.payload import Payload
-from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import Net, make_net, window_of
 from fedvit.engine.split_loop import Loopback, one_step
-from fedvit.methods import fedfed
 from fedvit.models.build import macs_per_example
 from fedvit.models.cuts import Parts, Where
-from fedvit.models.plugins.specs import Splitter
 from fedvit.split.client import ClientSide
 from fedvit.split.plan import SplitPlan
 from fedvit.split.server import ServerSide
@@ -28,18 +24,20 @@ def cost(experiment: Experiment, classes: int) -> dict[str, Any]:
     Where clients differ in width these are the numbers of one with the first of the method's `rates`.
     """
     net = make_net(experiment, classes, torch.device("cpu"))
-    if net.plan.split is not None:
+    if isinstance(net.plan, SplitPlan):
         return split_cost(net, experiment)
-    down = Payload() if net.plan.pooled else net.plan.dispatch(net.server([]), "0")
+    plan = net.plan
+    down = Payload() if plan.pooled else plan.dispatch(net.server([]), "0")
     net = net.at(window_of(down))
     return {
         "params": net.params(),
         "nbytes": {"down": down.nbytes, "up": up_nbytes(net)},
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         "memory_nbytes": net.memory_nbytes,
-        "training_passes": net.plan.passes(experiment.train.epochs),
-        "probe_passes": net.plan.probe_passes(net.module, net.roles),
+        "training_passes": plan.passes(experiment.train.epochs),
+        "probe_passes": 0,
         **variations(experiment, classes, net),
+        **plan.costs(net.bare_client()),
     }
 
 
@@ -50,22 +48,12 @@ def variations(experiment: Experiment, classes: int, net: Net) -> dict[str, Any]
     if len(rates) > 1:
         each = [experiment.model_copy(update={"method": {**experiment.method, "rates": rate}}) for rate in rates]
         found["by_rate"] = {rate: cost(one, classes) for rate, one in zip(rates, each, strict=True)}
-    elif not net.plan.pooled and net.window.rate == 1:
+    elif not net.federated.pooled and net.window.rate == 1:
         last = experiment.train.rounds
-        late = net.plan.dispatch(replace(net.server([]), round=last - 1), "0").nbytes
-        if late != net.plan.dispatch(net.server([]), "0").nbytes:
+        late = net.federated.dispatch(replace(net.server([]), round=last - 1), "0").nbytes
+        if late != net.federated.dispatch(net.server([]), "0").nbytes:
             found["nbytes_last_round"] = {"down": late, "up": up_nbytes(net, last)}
-    if any(isinstance(plugin, Splitter) for plugin in net.plan.build):
-        found["nbytes_once_per_image"] = residual_nbytes(net)
     return found
-
-
-def residual_nbytes(net: Net) -> int:
-    """What FedFed's clients make of one training image: it goes up once, and down once to every other client."""
-    client, size = net.bare_client(), net.inputs.size
-    image, label = torch.zeros(1, size, size, 3, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
-    client.data = replace(client.data, images=image, labels=label, train=label)
-    return tree.nbytes(fedfed.residuals(client, fedfed.parts(net.initial)[0], mild=0.0, strong=0.0))
 
 
 def split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
@@ -76,7 +64,7 @@ def split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
         "nbytes": costs["step_nbytes"],
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         "memory_nbytes": net.memory_nbytes,
-        "training_passes": net.plan.passes(experiment.train.epochs),
+        "training_passes": 1.0,
         "probe_passes": 0,
         **costs,
     }
@@ -84,9 +72,9 @@ def split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
 
 def split_costs(net: Net, batch: int) -> dict[str, Any]:
     """Who computes and keeps what, and the bytes of one step, from a step that is really taken, on black images."""
-    split = net.plan.split
-    if split is None:
+    if not isinstance(net.plan, SplitPlan):
         return {}
+    split = net.plan
     parts = Parts(net.module, split.cut)
     x = torch.zeros(1, 3, net.inputs.size, net.inputs.size, device=next(net.module.parameters()).device)
     net.module.eval()
@@ -124,7 +112,7 @@ def step_nbytes(net: Net, split: SplitPlan, parts: Parts, batch: int) -> dict[st
 
 def up_nbytes(net: Net, round_: int = 1) -> int:
     """The size of the report that a client would send after training nothing."""
-    plan: Plan = net.plan
+    plan = net.federated
     if plan.pooled:
         return 0
     return plan.report(replace(net.bare_client(), round=round_), net.initial, net.initial).nbytes

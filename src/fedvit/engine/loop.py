@@ -95,8 +95,11 @@ def choose(plan: Plan, clients: list[str], experiment: Experiment, number: int) 
     """Who trains in this round."""
     if plan.pooled:
         return [POOLED]
-    if plan.schedule == "every_round":
-        return clients
+    return clients if plan.trains == "everyone" else sample_cohort(clients, experiment, number)
+
+
+def sample_cohort(clients: list[str], experiment: Experiment, number: int) -> list[str]:
+    """The sampled clients of this round."""
     assert experiment.train.cohort is not None
     return sample(clients, experiment.train.cohort, experiment.run.seed, number)
 

@@ -15,7 +15,7 @@ from fedvit.core.batches import ClientData, InputSettings
 from fedvit.core.client import Client, LocalSettings, Memory, Predictor
 from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload
-from fedvit.core.plan import Plan, own_model
+from fedvit.core.plan import Plan, Plugin, own_model
 from fedvit.core.roles import Roles, assign
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment, TrainSettings
@@ -25,12 +25,11 @@ from fedvit.engine.activation_cache import (
     BESIDE_HEAD,
     lies_under,
 )
-from fedvit.methods import METHODS, plan_of
+from fedvit.methods import METHODS, Method, plan_of
 from fedvit.methods.tunes import Tune, make_tune, trainable_names
 from fedvit.models.build import build, input_settings
 from fedvit.models.cuts import TAIL
 from fedvit.models.groups import state
-from fedvit.models.plugins.specs import Plugin
 from fedvit.models.token_skipping import skip_unread_tokens_
 from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.split.plan import SplitPlan
@@ -43,7 +42,7 @@ POOLED = "/pooled"  # the one client of a plan that pools all data; no folder ca
 class Net:
     """The model of one process for its whole life, with the role of every weight."""
 
-    plan: Plan
+    plan: Method
     tune: Tune
     module: nn.Module
     roles: Roles
@@ -87,8 +86,24 @@ class Net:
 
     def server(self, clients: Sequence[str]) -> Server:
         """The server before round 1."""
-        self.plan.admit(clients)
-        return Server(0, self.shared, self.plan.start(self.module, self.shared), tuple(clients))
+        if isinstance(self.plan, SplitPlan):
+            return Server(0, self.shared, {}, tuple(clients))
+        server = Server(0, self.shared, self.plan.start(self.module, self.shared), tuple(clients))
+        for first in clients[:1]:
+            self.plan.dispatch(server, first)  # clients that do not suit the plan are refused here
+        return server
+
+    @property
+    def federated(self) -> Plan:
+        """The plan of a method whose weights cross."""
+        assert isinstance(self.plan, Plan)
+        return self.plan
+
+    @property
+    def split(self) -> SplitPlan:
+        """The plan of a method whose activations cross."""
+        assert isinstance(self.plan, SplitPlan)
+        return self.plan
 
     @property
     def memory_nbytes(self) -> int:
@@ -104,8 +119,8 @@ class Net:
     def clients_test_the_servers(self, clients: Sequence[str]) -> bool:
         """Whether clients test the server's weights as they are, whatever they get beside them."""
         server = self.server(clients)
-        plain = self.plan.dispatch(server, clients[0]).trees.get("shared") is server.shared
-        return plain and self.plan.views is own_model and self.one_global_model
+        plain = self.federated.dispatch(server, clients[0]).trees.get("shared") is server.shared
+        return plain and self.federated.views is own_model and self.one_global_model
 
     def bare_client(self, memory: Memory | None = None) -> Client:
         """A client without images: enough to ask a plan what it would send, or for its own weights."""
@@ -150,18 +165,19 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
             f"{experiment.label} trains nothing: the method freezes all that the tune would train; "
             "choose another tune, such as full or bias"
         )
-    plan.check(module, roles)
-    if plan.split is not None:
-        check_split_settings(experiment, plan.split)
+    if isinstance(plan, SplitPlan):
+        check_split_settings(experiment, plan)
+    else:
+        plan.check(module, roles)
     for simpler in (METHODS["fedavg"](), METHODS["local"](), METHODS["fedper"]()):
         if differ_in_roles_only(plan, simpler):
             same = assign(module, simpler.roles, trainable_names(module, tune, simpler.build)) == roles
             if same and plan.name != simpler.name:
                 log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
-    if plan.split is not None and plan.split.init == "random" and not model.from_scratch:
+    if isinstance(plan, SplitPlan) and plan.init == "random" and not model.from_scratch:
         untrained = model.model_copy(update={"weights": None, "pretrained": False})
         fresh = state(build(untrained, classes, join_plugins(plan.build, tune.build), experiment.run.seed, own))
-        names = [name for name in plan.split.cut.names(module, "head", "tail") if name in roles.trainable]
+        names = [name for name in plan.cut.names(module, "head", "tail") if name in roles.trainable]
         load_(state(module), tree.pick(fresh, names))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     module = module.to(device)
@@ -193,7 +209,7 @@ def compile_module(module: nn.Module) -> Predictor:
     return made
 
 
-def may_skip_tokens(plan: Plan, roles: Roles, experiment: Experiment) -> bool:
+def may_skip_tokens(plan: Method, roles: Roles, experiment: Experiment) -> bool:
     """Whether all that anybody sees of the last block goes through the classifier.
 
     Not where activations cross, and not for a stranger's plan or module, which may look at tokens. Nor where only what
@@ -201,7 +217,7 @@ def may_skip_tokens(plan: Plan, roles: Roles, experiment: Experiment) -> bool:
     """
     behind = all(lies_under(name, (*TAIL, *BESIDE_HEAD)) for name in roles.trainable)
     ours = experiment.own.plan is None and experiment.own.module is None
-    return plan.split is None and ours and not behind
+    return isinstance(plan, Plan) and ours and not behind
 
 
 def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
@@ -218,8 +234,10 @@ def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
         raise UserError("black_box=true leaves the head as it is, and init=random would leave it random: choose one")
 
 
-def differ_in_roles_only(a: Plan, b: Plan) -> bool:
+def differ_in_roles_only(a: Method, b: Method) -> bool:
     """Whether two plans would be the same if their weights had the same roles."""
+    if isinstance(a, SplitPlan) or isinstance(b, SplitPlan):
+        return False
     return replace(a, name="", roles=()) == replace(b, name="", roles=())
 
 

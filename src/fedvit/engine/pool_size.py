@@ -16,6 +16,7 @@ from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Split
 from fedvit.engine.net import Net
 from fedvit.engine.system import cores, free_ram, free_shared_memory
+from fedvit.split.plan import SplitPlan
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 def number_of_workers(wanted: int | None, experiment: Experiment, net: Net, dataset: Dataset, split: Split) -> int:
     """How many processes share the clients' work: as many as asked for, else as cores, clients and memory allow."""
     run, plan = experiment.run, net.plan
-    if plan.split is not None or plan.pooled:
+    if isinstance(plan, SplitPlan) or plan.pooled:
         return 1
     in_memory = 0 if isinstance(dataset.images, np.memmap) else dataset.images.nbytes
     message = max(tree.nbytes(net.shared), plan.dispatch(net.server(split.seen), split.seen[0]).nbytes)
@@ -38,7 +39,7 @@ def number_of_workers(wanted: int | None, experiment: Experiment, net: Net, data
                 "or --workers 1"
             )
         return count
-    cohort = len(split.seen) if plan.schedule == "every_round" else experiment.train.cohort
+    cohort = len(split.seen) if plan.trains == "everyone" else experiment.train.cohort
     on_cpu = run.devices[0] == "cpu"
     most = min(cores() // run.threads if on_cpu else device_count(run.devices), cohort or 1)
     if most <= 1:

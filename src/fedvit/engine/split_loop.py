@@ -19,7 +19,7 @@ from fedvit.core.training import all_finite
 from fedvit.core.tree import Tree
 from fedvit.engine.inprocess import InProcess
 from fedvit.engine.ledger import Ledger, per_client
-from fedvit.engine.loop import Round, choose, is_evaluated, reached, summarize
+from fedvit.engine.loop import Round, is_evaluated, reached, sample_cohort, summarize
 from fedvit.engine.net import Net, local_settings, rate_factor
 from fedvit.models.cuts import Parts
 from fedvit.split.client import ClientSide, Requests
@@ -88,7 +88,7 @@ class LocalClients:
     """All clients in this process, one after another, or step by step where they must wait for each other."""
 
     def __init__(self, net: Net, transport: InProcess):
-        self.net, self.transport, self.split = net, transport, split_of(net)
+        self.net, self.transport, self.split = net, transport, net.split
         self.parts = Parts(net.module, self.split.cut)
 
     def clients(self) -> Sequence[str]:
@@ -145,21 +145,16 @@ class LocalClients:
         return scores, sum(channel.up.values()) + sum(channel.down.values())
 
 
-def split_of(net: Net) -> SplitPlan:
-    assert net.plan.split is not None
-    return net.plan.split
-
-
 def federate_split(
     net: Net, server: Server, clients: SplitClients, experiment: Experiment, test_samples: Mapping[str, int]
 ) -> Iterator[Round]:
     """Run the rounds after `server.round`, one at a time."""
-    run, parts, names = experiment.run, Parts(net.module, split_of(net).cut), list(clients.clients())
+    run, parts, names = experiment.run, Parts(net.module, net.split.cut), list(clients.clients())
     for parameter in net.module.parameters():
         parameter.requires_grad_(False)  # learning weights are given at every call
     for number in range(server.round + 1, experiment.train.rounds + 1):
         ledger = Ledger()
-        cohort = choose(net.plan, names, experiment, number)
+        cohort = sample_cohort(names, experiment, number)
         with ledger.phase("train"):
             server, loss, failed = split_round(net, parts, server, clients, experiment, cohort, number, ledger)
         with ledger.phase("store"):
@@ -187,7 +182,7 @@ def federate_split(
 def server_side(
     net: Net, parts: Parts, server: Server, experiment: Experiment, number: int, cohort: Sequence[str] = ()
 ) -> ServerSide:
-    device, train, split = next(net.module.parameters()).device, experiment.train, split_of(net)
+    device, train, split = next(net.module.parameters()).device, experiment.train, net.split
     settings = local_settings(experiment, number, device)
     lr = settings.lr if split.server_lr is None else split.server_lr * rate_factor(train, number)
     return ServerSide(
@@ -207,7 +202,7 @@ def split_round(
     ledger: Ledger,
 ) -> tuple[Server, float | None, list[str]]:
     """Every sampled client's steps, and the body's learning. Where nobody finishes, the server stays as it was."""
-    split = split_of(net)
+    split = net.split
     side = server_side(net, parts, server, experiment, number, cohort)
     average = bool(split.average_every) and (number - 1) % split.average_every == 0  # rounds count from 0 in the papers
     net.module.train()
@@ -255,6 +250,6 @@ def evaluate_split(
     net: Net, server: Server, clients: SplitClients, experiment: Experiment, names: Sequence[str], number: int
 ) -> tuple[Scores, int]:
     """Every client's own head and tail around the newest body, through the same messages; and their bytes."""
-    side = server_side(net, Parts(net.module, split_of(net).cut), server, experiment, number)
+    side = server_side(net, Parts(net.module, net.split.cut), server, experiment, number)
     net.module.eval()
     return clients.evaluate(side, names, number)

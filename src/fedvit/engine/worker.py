@@ -14,7 +14,7 @@ from fedvit.core.batches import ClientData
 from fedvit.core.client import Client, LocalSettings, Memory
 from fedvit.core.metrics import AUROC, METRICS, pooled, score, view_scores
 from fedvit.core.payload import Payload
-from fedvit.core.plan import client_round
+from fedvit.core.plan import Plan, client_round
 from fedvit.core.settings import Experiment
 from fedvit.core.training import descend, holding
 from fedvit.core.tree import Tree
@@ -34,6 +34,7 @@ from fedvit.engine.system import free_ram
 from fedvit.methods import plan_of
 from fedvit.models.build import input_size
 from fedvit.models.width import FULL, Window
+from fedvit.split.plan import SplitPlan
 
 
 def client_data(
@@ -63,7 +64,8 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
     data, seed = experiment.data, experiment.run.seed
     if dataset is None:
         dataset = load_dataset(data, input_size(experiment.model))
-    probe = plan_of(experiment).probe
+    plan = plan_of(experiment)
+    probe = plan.choice.probe if isinstance(plan, Plan) and plan.choice is not None else 0.0
     settings, batch = experiment.partition, experiment.train.batch
     return dataset, partition_dataset(dataset, settings, data, batch=batch, seed=seed, probe=probe)
 
@@ -88,7 +90,7 @@ class Worker:
     def frozen_activations(self, processes: int) -> Activations | None:
         """The cache of what frozen layers make of the images, if there is anything to gain and nothing in its way."""
         net, run = self.net, self.experiment.run
-        if self.experiment.model.name == "python" or net.plan.split is not None:  # who knows what a module draws
+        if self.experiment.model.name == "python" or isinstance(net.plan, SplitPlan):  # who knows what a module draws
             return None
         limit = (free_ram() // 4 if run.cache_mb is None else run.cache_mb * 1_000_000) // processes
         start = first_learned(net.module, net.roles.trainable)
@@ -149,7 +151,7 @@ class Worker:
     def train(self, name: str, down: Payload, memory: Memory) -> tuple[Payload, Memory]:
         """A client's part of a round: what it reports, and its memory afterwards."""
         client = self.client(name, int(down.scalars["round"]), memory, window_of(down))
-        up = client_round(self.net.plan, client, down)
+        up = client_round(self.net.federated, client, down)
         return up, client.memory
 
     def evaluate(self, name: str, down: Payload, memory: Memory) -> Payload:
@@ -160,11 +162,11 @@ class Worker:
         """
         client = self.client(name, int(down.scalars["round"]), dict(memory), window_of(down))
         scalars: dict[str, float] = {}
-        views = dict(self.net.plan.views(client, down))
+        views = dict(self.net.federated.views(client, down))
         if name in self.split.unseen:
-            views["finetuned"] = descend(client, self.net.plan.merge(client, down), tag="finetune")
+            views["finetuned"] = descend(client, self.net.federated.merge(client, down), tag="finetune")
         elif self.experiment.run.before_after:
-            views["before"] = self.net.plan.merge(client, down)
+            views["before"] = self.net.federated.merge(client, down)
             views["after"] = descend(client, views["before"], tag="finetune")
         data, inputs = client.data, self.net.inputs
         for view, weights in views.items():

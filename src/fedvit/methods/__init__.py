@@ -49,8 +49,10 @@ from fedvit.methods import (
     splitfed_v2,
     vanilla_attention,
 )
+from fedvit.split.plan import SplitPlan
 
-METHODS: dict[str, Callable[..., Plan]] = {
+Method = Plan | SplitPlan
+METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg.plan,
     "local": local.plan,
     "fedper": fedper.plan,
@@ -95,15 +97,16 @@ METHODS: dict[str, Callable[..., Plan]] = {
 }
 
 
-def make_plan(table: Mapping[str, Any]) -> Plan:
+def make_plan(table: Mapping[str, Any]) -> Method:
     """The plan of a [method] table: its name, and the arguments of its function."""
     return METHODS[table["name"]](**{key: value for key, value in table.items() if key != "name"})
 
 
-def plan_of(experiment: Experiment) -> Plan:
-    """The experiment's plan: one of ours, or the one that was given from Python."""
+def plan_of(experiment: Experiment) -> Method:
+    """The experiment's plan: one of ours, made once, or the one that was given from Python."""
     if not experiment.method.get("python"):
-        return make_plan(experiment.method)
+        made: Method = experiment.keep_plan(make_plan)
+        return made
     plan = experiment.own.plan
     if plan is None:
         raise UserError(

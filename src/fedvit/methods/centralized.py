@@ -8,4 +8,8 @@ from fedvit.core.plan import Plan
 
 
 def plan() -> Plan:
-    return Plan(name="centralized", pooled=True)
+    return Plan(
+        name="centralized",
+        trains="pooled",
+        not_between_sites="pools all images in one place, which sites cannot: choose another method",
+    )

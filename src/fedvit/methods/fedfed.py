@@ -176,6 +176,14 @@ def aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) ->
     return replace(server, shared=tree.overlay(server.shared, splitter), memory={"auxiliary": auxiliary})
 
 
+def nbytes_per_image(client: Client) -> int:
+    """What clients make of one training image: it goes up once, and down once to every other client."""
+    size = client.inputs.size
+    image, label = torch.zeros(1, size, size, 3, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    client.data = replace(client.data, images=image, labels=label, train=label)
+    return tree.nbytes(residuals(client, parts(client.initial)[0], mild=0.0, strong=0.0))
+
+
 def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegative = 0.25) -> Plan:
     return Plan(
         name="fedfed",
@@ -189,5 +197,7 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         views=lambda client, down: {
             "personal": tree.overlay(client.initial, {} if "auxiliary" in down.trees else down.trees["shared"])
         },
+        not_between_sites="sends what is left of training images, and their labels, to all sites: not over a network",
         passes=lambda epochs: 3.0,
+        costs=lambda client: {"nbytes_once_per_image": nbytes_per_image(client)},
     )

@@ -9,9 +9,8 @@ learns by gradient.
 
 from typing import Literal
 
-from fedvit.core.plan import Plan
 from fedvit.core.settings import Count, NotNegative, Positive, Whole
-from fedvit.methods.fedv import Init, Receives, split_plan
+from fedvit.methods.fedv import Init, Receives
 from fedvit.models.cuts import Cut
 from fedvit.split.plan import SplitPlan, Wire
 
@@ -26,9 +25,17 @@ def plan(
     receives: Receives = "all",
     init: Init = "pretrained",
     wire: Wire = "fp32",
-) -> Plan:
-    split = SplitPlan(
-        cut=Cut(cut), gradient="spsa", epsilon=epsilon, draws=draws, black_box=black_box, server_lr=server_lr,
-        average_every=fedround, receives=receives, init=init, wire=wire,
-    )  # fmt: skip
-    return split_plan("fedvz", split)
+) -> SplitPlan:
+    return SplitPlan(
+        name="fedvz",
+        cut=Cut(cut),
+        gradient="spsa",
+        epsilon=epsilon,
+        draws=draws,
+        black_box=black_box,
+        server_lr=server_lr,
+        average_every=fedround,
+        receives=receives,
+        init=init,
+        wire=wire,
+    )

@@ -7,9 +7,8 @@ has the clients' rate unless `server_lr` is given. Clients with more batches go 
 
 from typing import Literal
 
-from fedvit.core.plan import Plan
 from fedvit.core.settings import NotNegative, Whole
-from fedvit.methods.fedv import Init, Receives, split_plan
+from fedvit.methods.fedv import Init, Receives
 from fedvit.models.cuts import Cut
 from fedvit.split.plan import SplitPlan, Wire
 
@@ -21,9 +20,15 @@ def plan(
     receives: Receives = "all",
     init: Init = "pretrained",
     wire: Wire = "fp32",
-) -> Plan:
-    split = SplitPlan(
-        cut=Cut(cut), body="step", server_lr=server_lr, server_optimizer="adam", average_every=fedround,
-        receives=receives, init=init, wire=wire,
-    )  # fmt: skip
-    return split_plan("festa", split)
+) -> SplitPlan:
+    return SplitPlan(
+        name="festa",
+        cut=Cut(cut),
+        body="step",
+        server_lr=server_lr,
+        server_optimizer="adam",
+        average_every=fedround,
+        receives=receives,
+        init=init,
+        wire=wire,
+    )

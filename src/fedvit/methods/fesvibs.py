@@ -8,9 +8,8 @@ A client is tested with the block it drew last in training, as in the authors' c
 last. No noise is added to the features.
 """
 
-from fedvit.core.plan import Plan
 from fedvit.core.settings import Count, NotNegative, Whole
-from fedvit.methods.fedv import Receives, split_plan
+from fedvit.methods.fedv import Receives
 from fedvit.models.cuts import Cut
 from fedvit.models.plugins.specs import Pseudo
 from fedvit.split.plan import SplitPlan, Wire
@@ -22,9 +21,15 @@ def plan(
     fedround: Whole = 2,
     receives: Receives = "all",
     wire: Wire = "fp32",
-) -> Plan:
-    split = SplitPlan(
-        cut=Cut("vibs", blocks or 0), body="copies", server_lr=server_lr, server_optimizer="adam",
-        average_every=fedround, receives=receives, wire=wire,
-    )  # fmt: skip
-    return split_plan("fesvibs", split, (Pseudo(),))
+) -> SplitPlan:
+    return SplitPlan(
+        name="fesvibs",
+        build=(Pseudo(),),
+        cut=Cut("vibs", blocks or 0),
+        body="copies",
+        server_lr=server_lr,
+        server_optimizer="adam",
+        average_every=fedround,
+        receives=receives,
+        wire=wire,
+    )

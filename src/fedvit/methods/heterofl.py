@@ -72,7 +72,6 @@ def narrow_clients(name: str, windows: Windows, *, masking: bool, scaler: bool, 
         aggregate=partial(overlap, windows=windows),
         weighting="equal",
         check=lambda module, roles: width.check(module),
-        admit=windows.check,
     )
 
 

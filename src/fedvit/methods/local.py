@@ -10,4 +10,5 @@ from fedvit.core.roles import PERSONAL, everything
 
 
 def plan(schedule: Literal["sampled", "every_round"] = "sampled") -> Plan:
-    return Plan(name="local", roles=((everything, PERSONAL),), schedule=schedule)
+    trains: Literal["sampled", "everyone"] = "everyone" if schedule == "every_round" else "sampled"
+    return Plan(name="local", roles=((everything, PERSONAL),), trains=trains)

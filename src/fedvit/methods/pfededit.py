@@ -23,7 +23,7 @@ from fedvit.core import tree
 from fedvit.core.client import Client
 from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload
-from fedvit.core.plan import Plan, overwrite
+from fedvit.core.plan import LayerChoice, Plan, overwrite
 from fedvit.core.roles import Roles
 from fedvit.core.settings import Whole
 from fedvit.core.training import holding
@@ -123,11 +123,14 @@ def plan(
         mask = torch.zeros(len(layers_of(module, trainable, layers)), dtype=torch.uint8)
         return {"last": trainable} if flexible else {"last": trainable, "choice": {"layers": mask}}
 
-    def probe_passes(module: nn.Module, roles: Roles) -> int:
+    def names(module: nn.Module, roles: Roles) -> list[str]:
+        return [layer.name for layer in layers_of(module, roles.trainable, layers)]
+
+    def probe_passes(client: Client) -> int:
         """One of the client's last model, and one of every edit that changes something."""
         if k == 0 or metric == "random":
             return 0
-        return 1 + sum(bool(layer.tensors) for layer in layers_of(module, roles.trainable, layers))
+        return 1 + sum(bool(layer.tensors) for layer in layers_of(client.module, client.roles.trainable, layers))
 
     return Plan(
         name="pfededit",
@@ -136,9 +139,8 @@ def plan(
         report=partial(report_choice, rule=layers),
         views=edited,
         weighting="equal",
-        probe=probe,
         check=check,
         remembers=remembers,
-        probe_passes=probe_passes,
-        candidates=lambda module, roles: [layer.name for layer in layers_of(module, roles.trainable, layers)],
+        choice=LayerChoice(names, probe),
+        costs=lambda client: {"probe_passes": probe_passes(client)},
     )

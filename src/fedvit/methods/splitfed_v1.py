@@ -5,15 +5,19 @@ Departs from the paper: the server's Adam is made anew every round, a client's g
 code makes both anew every batch); clients are tested after averaging. `block` blocks are the client's.
 """
 
-from fedvit.core.plan import Plan
 from fedvit.core.settings import NotNegative
-from fedvit.methods.fedv import Block, split_plan
+from fedvit.methods.fedv import Block
 from fedvit.models.cuts import Cut
 from fedvit.split.plan import SplitPlan, Wire
 
 
-def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> Plan:
-    split = SplitPlan(
-        cut=Cut("after", block), body="copies", server_lr=server_lr, server_optimizer="adam", average_every=1, wire=wire
+def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> SplitPlan:
+    return SplitPlan(
+        name="splitfed_v1",
+        cut=Cut("after", block),
+        body="copies",
+        server_lr=server_lr,
+        server_optimizer="adam",
+        average_every=1,
+        wire=wire,
     )
-    return split_plan("splitfed_v1", split)

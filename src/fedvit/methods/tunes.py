@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fedvit.core.plan import Plugin
 from fedvit.core.roles import Selector, biases, everything, state_names
 from fedvit.core.settings import Count, Finite, Positive, Share
 from fedvit.models.groups import group, groups, head
-from fedvit.models.plugins.specs import Adapter, Init, Lora, Plugin, Prefix, Prompt
+from fedvit.models.plugins.specs import Adapter, Init, Lora, Prefix, Prompt
 
 
 @dataclass(frozen=True)

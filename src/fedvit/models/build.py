@@ -11,10 +11,10 @@ from torch import nn
 from fedvit.core import randomness
 from fedvit.core.batches import InputSettings
 from fedvit.core.errors import UserError, hint
+from fedvit.core.plan import Plugin
 from fedvit.core.settings import ModelSettings
 from fedvit.models.groups import name_groups_
 from fedvit.models.plugins.attach import attach
-from fedvit.models.plugins.specs import Plugin
 from fedvit.models.token_skipping import all_tokens
 from fedvit.models.weights import load_weights_, module_fingerprint
 

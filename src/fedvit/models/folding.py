@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedvit.core.plan import Plugin
 from fedvit.models.plugins.attach import head_names, vit_blocks
 from fedvit.models.plugins.specs import (
     Adapter,
@@ -13,7 +14,6 @@ from fedvit.models.plugins.specs import (
     HeadMaker,
     Lora,
     Offset,
-    Plugin,
     Prefix,
     Projection,
     Prompt,

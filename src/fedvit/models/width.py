@@ -72,6 +72,7 @@ class Windows:
 
     def of(self, client: str, clients: Sequence[str], round_: int) -> Window:
         """This client's window after so many rounds; a client that never trains has the first rate."""
+        self.check(clients)
         places = self.names or clients
         place = places.index(client) if client in places else 0
         return Window(self.rates[place % len(self.rates)], round_ if self.rolling else 0)

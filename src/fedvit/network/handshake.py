@@ -10,6 +10,7 @@ from fedvit.core import tree
 from fedvit.core.settings import PLANNED, Experiment
 from fedvit.core.tree import fingerprint
 from fedvit.engine.net import Net
+from fedvit.split.plan import SplitPlan
 
 HERE = {  # what each machine decides for itself
     "model": ("weights", "pretrained"),  # compared as weights
@@ -30,8 +31,8 @@ def common(experiment: Experiment, net: Net, class_names: tuple[str, ...]) -> di
         if key not in HERE.get(name, ()) or (name, key) in planned
     }
     weights = {**net.initial, **net.frozen}
-    if net.plan.split is not None:
-        weights = tree.pick(weights, net.plan.split.cut.names(net.module, "head", "tail"))
+    if isinstance(net.plan, SplitPlan):
+        weights = tree.pick(weights, net.plan.cut.names(net.module, "head", "tail"))
     return {
         "version": version("fedvit"),
         "model": {key: value for key, value in kept.items() if key.startswith("model.")},

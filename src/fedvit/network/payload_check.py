@@ -14,13 +14,13 @@ from fedvit.engine.net import Net, window_of
 
 def down_of(net: Net, clients: Sequence[str], client: str, after: int) -> Payload:
     """What a server after so many rounds sends; the values are the initial ones."""
-    return net.plan.dispatch(replace(net.server(clients), round=after), client)
+    return net.federated.dispatch(replace(net.server(clients), round=after), client)
 
 
 def up_of(net: Net, down: Payload, round_: int) -> Payload:
     """What a client that got this and trained nothing reports."""
     own = net.at(window_of(down))
-    return own.plan.report(replace(own.bare_client(), round=round_), own.initial, own.initial)
+    return own.federated.report(replace(own.bare_client(), round=round_), own.initial, own.initial)
 
 
 def difference(found: Payload, expected: Payload) -> str | None:

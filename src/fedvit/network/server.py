@@ -29,6 +29,7 @@ from fedvit.runs.folder import Run
 from fedvit.runs.resume import refuse_changes
 from fedvit.runs.tracking import check_tracker
 from fedvit.runs.write import Holding, open_folder, write_summary
+from fedvit.split.plan import SplitPlan
 
 log = logging.getLogger(__name__)
 NETWORK = "network.json"  # in a run's folder: its name at the sites, and how it ended
@@ -114,7 +115,7 @@ def serve_sites(
         transport.trained.update(last_rounds(past.rows))
         setup = time.perf_counter() - begin
         loop = federate(
-            net.plan, server, transport, experiment, server_score(net, experiment, federation), transport.tests
+            net.federated, server, transport, experiment, server_score(net, experiment, federation), transport.tests
         )
         metrics = (*METRICS, AUROC) if wants_auroc(experiment.data, len(federation.classes)) else METRICS
         yield from record(loop, folder, experiment, past, store, transport.roster, metrics)
@@ -124,14 +125,10 @@ def serve_sites(
 def check_servable(experiment: Experiment, net: Net) -> None:
     """Refuse what makes no sense where nobody holds all images."""
     label = experiment.label
-    if net.plan.split is not None:
+    if isinstance(net.plan, SplitPlan):
         raise UserError(f"{label} is split learning, whose messages go over gRPC: fedvit split-server")
-    if net.plan.pooled:
-        raise UserError(f"{label} pools all images in one place, which sites cannot: choose another method")
-    if experiment.method["name"] == "fedfed":
-        raise UserError(
-            "fedfed sends what is left of training images, and their labels, to all sites: not over a network"
-        )
+    if net.plan.not_between_sites is not None:
+        raise UserError(f"{label} {net.plan.not_between_sites}")
 
 
 def last_rounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -44,8 +45,6 @@ def write_report(folders: Sequence[Path], out: Path, target: float | None = None
 
 def page(groups: Sequence[Sequence[Row]], target: float | None = None) -> str:
     """The whole page."""
-    from fedvit import __version__
-
     several = len(groups) > 1
     sections = [section for number, rows in enumerate(groups) for section in group_sections(number, rows, target)]
     body, links = [], []
@@ -67,7 +66,7 @@ def page(groups: Sequence[Sequence[Row]], target: float | None = None) -> str:
         head="" if several else f'<p class="sub">{subtitle(groups[0])}</p>',
         contents="\n".join(links),
         body="\n".join(body),
-        version=__version__,
+        version=version("fedvit"),
     )
 
 

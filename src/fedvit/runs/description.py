@@ -1,11 +1,11 @@
 """What an exported model says of itself, as JSON in its file: all that is needed to build it again and to feed it."""
 
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-import fedvit
 from fedvit.core.errors import UserError
 from fedvit.core.settings import ModelSettings
 
@@ -64,7 +64,7 @@ class Description(Part):
     """A model out of a run."""
 
     format: int = FORMAT
-    fedvit: str = fedvit.__version__
+    fedvit: str = version("fedvit")
     client: str | None = None
     view: Literal["personal", "server"]
     round: int

@@ -15,6 +15,7 @@ import torch
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.files import append_line, write_text
+from fedvit.core.plan import Plan
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
@@ -89,7 +90,7 @@ def run_rounds(
         transport: Transport = pool or inner
         test_samples = {name: len(split.clients[name].test) for name in split.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
-        if net.plan.split is None:
+        if isinstance(net.plan, Plan):
             loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
         else:
             loop = federate_split(net, server, LocalClients(net, inner), experiment, test_samples)
@@ -192,7 +193,7 @@ def fits_in_ram(net: Net, clients: int) -> bool:
 
 def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, split: Split) -> dict[str, Any]:
     """Clients that never trained: as they are, and after one local training; unseen.csv and one line each view."""
-    if net.plan.split is None:
+    if isinstance(net.plan, Plan):
         scores = evaluate(net.plan, dict.fromkeys(split.unseen, server), transport, server.round, Ledger())
     else:
         here, experiment = LocalClients(net, transport), transport.worker.experiment

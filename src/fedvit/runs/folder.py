@@ -12,6 +12,7 @@ from torch import nn
 
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import resolve
+from fedvit.core.errors import UserError
 from fedvit.core.files import read_lines
 from fedvit.core.settings import Experiment, FromPython
 from fedvit.data.dataset import Dataset
@@ -72,6 +73,19 @@ class Run:
         from fedvit.runs.models import open_run, server_model
 
         return server_model(open_run(self))
+
+
+def load_run(folder: str | Path, own: FromPython | None = None, dataset: Dataset | None = None) -> Run:
+    """The run in this folder; an error that names the runs inside it where it holds none itself."""
+    place = Path(folder)
+    if not (place / "run.toml").is_file():
+        inside = sorted(str(path.parent) for path in [*place.glob("*/run.toml"), *place.glob("*/*/run.toml")])
+        there = "it does not exist" if not place.exists() else "it has none"
+        more = (
+            f"; there are runs inside it: {', '.join(inside[:8])}{' ...' if len(inside) > 8 else ''}" if inside else ""
+        )
+        raise UserError(f"{folder} is not a run: expected a folder with run.toml in it, {there}{more}")
+    return Run(place, own or FromPython(), dataset)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from fedvit.core.batches import InputSettings, prepare
 from fedvit.core.errors import UserError
+from fedvit.core.plan import Plugin
 from fedvit.data.sources import load_digits
 from fedvit.models.build import MICRO, PYTHON, TORCHVISION, check_name, sizes_of
 from fedvit.models.folding import CannotFoldError, fold
-from fedvit.models.plugins.specs import PLUGINS, Plugin
+from fedvit.models.plugins.specs import PLUGINS
 from fedvit.runs.description import Check, Description, Timm
 from fedvit.runs.models import Chain
 

@@ -54,7 +54,7 @@ class OpenedRun:
         """What a client has of the server: its message, or what the server would send it now."""
         if self.received is not None:
             return self.received
-        return for_round(self.net.plan.dispatch(self.server, name), self.server.round)
+        return for_round(self.net.federated.dispatch(self.server, name), self.server.round)
 
     @property
     def clients(self) -> list[str]:
@@ -110,8 +110,8 @@ def client_model(opened: OpenedRun, name: str) -> nn.Module:
             "open the run in the folder runs of the site's state folder"
         )
     net, memory = opened.net, opened.store.get(name)
-    if net.plan.split is not None:
-        return split_model(opened, net.plan.split, name, memory)
+    if isinstance(net.plan, SplitPlan):
+        return split_model(opened, net.plan, name, memory)
     down = opened.down(name)
     window = window_of(down)
     with same_sums(opened.experiment):
@@ -140,10 +140,10 @@ def personal_view(opened: OpenedRun, name: str, down: Payload, window: Window) -
     missing: ClientData = NoImages()  # type: ignore[assignment]
     owner.data = missing
     try:
-        return owner, net.plan.views(owner, down)["personal"]
+        return owner, net.federated.views(owner, down)["personal"]
     except NeedsImagesError:
         owner = opened.worker.client(name, opened.server.round, dict(memory), window)
-        return owner, net.plan.views(owner, down)["personal"]
+        return owner, net.federated.views(owner, down)["personal"]
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def same_sums(experiment: Experiment) -> Iterator[None]:
 def why_no_server(opened: OpenedRun) -> str | None:
     """Why the server's weights do not make a model, or None where they do."""
     net, plan = opened.net, opened.net.plan
-    if plan.split is not None:
+    if isinstance(plan, SplitPlan):
         return f"the server of {plan.name} has the body only; head and tail are the clients'"
     if only_second_head(net):
         return None

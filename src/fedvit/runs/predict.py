@@ -13,7 +13,6 @@ from PIL import Image
 from rich.console import Console
 from torch import nn
 
-import fedvit
 from fedvit.core.batches import prepare
 from fedvit.core.errors import UserError
 from fedvit.core.metrics import EVALUATION_BATCH
@@ -21,6 +20,7 @@ from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
 from fedvit.runs.description import Description
 from fedvit.runs.export import load_model
+from fedvit.runs.folder import load_run
 from fedvit.runs.model_file import description_of, inputs_of
 from fedvit.runs.models import client_model, open_run, server_model
 
@@ -109,7 +109,7 @@ def model_of(source: Path, client: str | None, *, server: bool) -> nn.Module:
         return load_model(source)
     if not source.exists():
         raise UserError(f"no model or run at {source}: expected a file of `fedvit export`, or the folder of a run")
-    run = fedvit.load_run(source)
+    run = load_run(source)
     opened = open_run(run)
     if (client is None) != server:
         raise UserError(f"say whose model: --client NAME or --server; there are {', '.join(opened.clients)}")

@@ -35,11 +35,15 @@ def settle(
     own: FromPython | None = None,
 ) -> tuple[Experiment, Path]:
     """The settings and folder of a run. A run that is resumed keeps its own settings where none are given."""
+    experiment = None
     if out is None:
-        out = run_folder(load_experiment(file, sets, flags, groups=groups, own=own))
+        experiment = load_experiment(file, sets, flags, groups=groups, own=own)
+        out = run_folder(experiment)
     saved = out / "run.toml"
     base = read_tables(saved) if resume and saved.is_file() else None
-    return load_experiment(file, sets, flags, base=base, groups=groups, own=own), out
+    if experiment is None or base is not None:
+        experiment = load_experiment(file, sets, flags, base=base, groups=groups, own=own)
+    return experiment, out
 
 
 def start_or_resume(
@@ -50,7 +54,6 @@ def start_or_resume(
     local: LocalBaseline | None = None,
     dataset: Dataset | None = None,
     workers: int | None = 1,
-    engine: str = "local",
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
     warn_of_too_many(experiment.run.threads, workers or 1)
@@ -58,14 +61,6 @@ def start_or_resume(
     found = standing(experiment, folder, resume=resume)
     if found == "finished":
         return iter(())
-    if engine == "flower":
-        from fedvit.network.flower.trial import run_trial
-
-        if dataset is not None:
-            raise UserError("over Flower every client loads its own images: name a data set or a folder")
-        if (workers or 1) > 1:
-            log.warning("over Flower every client is a process of its own: --workers has no effect")
-        return run_trial(experiment, folder, resume=found == "begun")
     return run_rounds(experiment, folder, resume=found == "begun", local=local, dataset=dataset, workers=workers)
 
 

@@ -15,6 +15,7 @@ from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
 from fedvit.core.files import read_lines, strict_json, write_json, write_text
 from fedvit.core.metrics import CONFUSION
+from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Split
@@ -98,6 +99,12 @@ def write_clients(
     write_confusion_json(folder / "confusion.json", done.scores)
 
 
+def layers_chosen_from(net: Net) -> list[str] | None:
+    """The layers that clients choose among, where the method lets them."""
+    choice = net.plan.choice if isinstance(net.plan, Plan) else None
+    return None if choice is None else list(choice.layers(net.module, net.roles)) or None
+
+
 def write_summary(
     run: Run,
     experiment: Experiment,
@@ -131,7 +138,7 @@ def write_summary(
         "params": net.params(),
         "nbytes": nbytes_per_client(rows),
         "nbytes_run": nbytes_of_run(rows),
-        "layers": list(net.plan.candidates(net.module, net.roles)) or None,
+        "layers": layers_chosen_from(net),
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,

@@ -2,8 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
+from torch import nn
+
+from fedvit.core.plan import Plugin
+from fedvit.core.roles import FROZEN, PERSONAL, SHARED, Rules, everything, under
 from fedvit.core.tree import Tree
 from fedvit.models.cuts import Cut, Parts
 
@@ -13,8 +17,14 @@ BodyRule = Literal["round", "step", "copies", "turns"]
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPlan:
-    """How a split method learns. The defaults are FedV's."""
+    """How a split method learns. The defaults are FedV's.
 
+    The head and tail of the model are the clients' own, the body is the server's; activations and gradients cross.
+    """
+
+    name: str
+    build: tuple[Plugin, ...] = ()
+    weighting: ClassVar[Literal["equal"]] = "equal"
     cut: Cut = field(default_factory=Cut)
     # When the body learns: once a round from each client's last batch; at every step from the mean over clients; at
     # every step in a copy per client, averaged after the round; or at every step, client after client.
@@ -29,6 +39,19 @@ class SplitPlan:
     receives: Literal["all", "sampled"] = "all"
     init: Literal["pretrained", "random"] = "pretrained"  # of the clients' parts
     wire: Wire = "fp32"
+
+    @property
+    def roles(self) -> Rules:
+        own = self.cut.selector("head", "tail")
+        unused = under("cls_token", "pos_embed", "reg_token")
+        return (*(((unused, FROZEN),) if self.cut.kind == "vibs" else ()), (own, PERSONAL), (everything, SHARED))
+
+    def remembers(self, module: nn.Module, trainable: Tree) -> Mapping[str, Tree]:
+        """What Adam keeps of a client's weights between rounds: two numbers each, and a count."""
+        names = [name for name in self.cut.names(module, "head", "tail") if name in trainable]
+        count = trainable[names[0]].new_zeros(1) if names else None
+        moments = {f"{kind} {name}": trainable[name] for kind in ("first", "second") for name in names}
+        return {"Adam": {**moments, **({f"count {name}": count for name in names} if count is not None else {})}}
 
     def deepest(self, parts: Parts) -> int | None:
         """The most blocks that a changing body passes; None where it does not change."""

@@ -23,6 +23,7 @@ from fedvit.cli.main import app
 from fedvit.config.load import load_experiment
 from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload
+from fedvit.core.plan import Plan
 from fedvit.engine.client_store import ClientStore, memory_to_bytes
 from fedvit.engine.net import make_net
 from fedvit.methods import METHODS
@@ -40,7 +41,7 @@ from tests.grid import Federated
 
 THREE = {"clients": 3, "samples": 120}
 LEFT_OUT = {"centralized", "fedfed"}  # one pools all images, the other sends what is left of them
-METHODS_OVER_SITES = [name for name, plan in METHODS.items() if plan().split is None and name not in LEFT_OUT]
+METHODS_OVER_SITES = [name for name, plan in METHODS.items() if isinstance(plan(), Plan) and name not in LEFT_OUT]
 
 
 def server_files(folder: Path) -> dict[str, bytes]:

@@ -29,8 +29,8 @@ from fedvit.split.server import ServerSide
 from tests.conftest import Bench, finish, same_trees, tiny
 from tests.unit.cli.test_command_line import call
 
-SPLIT = [name for name, plan in METHODS.items() if plan().split is not None]
-U_SHAPED = [name for name in SPLIT if not METHODS[name]().split.labels_leave]  # type: ignore[union-attr]
+SPLIT = [name for name, plan in METHODS.items() if isinstance(plan(), SplitPlan)]
+U_SHAPED = [name for name in SPLIT if not METHODS[name]().labels_leave]
 SMALL = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 3, "num_heads": 3, "num_classes": 10}
 MODELS = {
     "ViT": lambda: VisionTransformer(**SMALL),

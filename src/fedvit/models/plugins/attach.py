@@ -12,6 +12,7 @@ from timm.layers.attention import Attention
 from torch import Tensor, nn
 
 from fedvit.core.errors import UserError
+from fedvit.core.plan import Plugin
 from fedvit.models.plugins.modules import (
     Bottleneck,
     FreePrefix,
@@ -29,7 +30,6 @@ from fedvit.models.plugins.specs import (
     HeadMaker,
     Lora,
     Offset,
-    Plugin,
     Prefix,
     Projection,
     Prompt,

@@ -109,7 +109,6 @@ class Pseudo:
 
 
 HeadPlugin = SecondHead | HeadMaker | Projection | Offset
-Plugin = Prefix | Prompt | Adapter | Lora | HeadPlugin | FeatureNoise | Splitter | Pseudo
 PLUGINS: dict[str, Any] = {
     plugin.kind: plugin
     for plugin in (

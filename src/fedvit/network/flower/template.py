@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import tomli_w
@@ -70,8 +71,6 @@ def need_flower() -> None:
 
 def write_app(folder: Path, experiment: Experiment, federation: Federation, out: str) -> None:
     """The app that Flower takes to server and sites. It holds settings and six lines of code, no weights."""
-    import fedvit
-
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: give a new folder for the app")
     package = folder / "fedvit_app"
@@ -86,7 +85,7 @@ def write_app(folder: Path, experiment: Experiment, federation: Federation, out:
     (package / "experiment.toml").write_text(tomli_w.dumps(tables))
     agreed = {"sites": list(federation.sites), "classes": list(federation.classes)}
     (package / "federation.toml").write_text(tomli_w.dumps(agreed))
-    text = APP.replace("{version}", fedvit.__version__).replace("{out}", json.dumps(out))
+    text = APP.replace("{version}", version("fedvit")).replace("{out}", json.dumps(out))
     (folder / "pyproject.toml").write_text(text)
 
 

@@ -1,6 +1,7 @@
 """A trial over Flower on this machine: a SuperLink and one SuperNode per client, ended with the run."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ from fedvit.engine.system import free_ram
 from fedvit.network.flower.template import INSECURE, PROFILE, QUIET, for_trial, need_flower, write_app
 from fedvit.network.server import check_servable
 from fedvit.runs.folder import Run
+from fedvit.runs.resume import standing
 from fedvit.runs.write import class_counts
 
 SECONDS_BETWEEN_QUESTIONS = 20.0
@@ -40,6 +42,8 @@ ONE_PROCESS = 10**9  # bytes, with torch and a small ViT
 
 
 # A trial on this machine.
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,16 @@ class Trial:
         own = {**QUIET, **os.environ, "FLWR_HOME": str(self.home), "PYTHONUNBUFFERED": "1"}
         own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), own.get("PATH", "")])
         return own
+
+
+def start_or_resume_trial(
+    experiment: Experiment, folder: Path, *, resume: bool, workers: int | None = 1
+) -> Iterator[Round]:
+    """What `runs.resume.start_or_resume` does, over Flower on this machine."""
+    if (workers or 1) > 1:
+        log.warning("over Flower every client is a process of its own: --workers has no effect")
+    found = standing(experiment, folder, resume=resume)
+    return iter(()) if found == "finished" else run_trial(experiment, folder, resume=found == "begun")
 
 
 def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> Iterator[Round]:

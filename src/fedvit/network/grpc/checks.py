@@ -13,7 +13,6 @@ from fedvit.core.metrics import EVALUATION_BATCH, LARGEST, score_problem
 from fedvit.core.payload import Payload, flatten
 from fedvit.core.tree import Tree
 from fedvit.engine.net import Net
-from fedvit.engine.split_loop import split_of
 from fedvit.models.cuts import Parts
 from fedvit.network.grpc.channel import GarbageError, LateError
 from fedvit.network.payload_check import difference
@@ -49,7 +48,7 @@ class Checks:
     """The names, kinds and shapes that a net's messages have."""
 
     def __init__(self, net: Net, batch: int):
-        self.split, self.batch, self.classes = split_of(net), batch, net.classes
+        self.split, self.batch, self.classes = net.split, batch, net.classes
         parts = Parts(net.module, self.split.cut)
         x = torch.zeros(1, 3, net.inputs.size, net.inputs.size, device=next(net.module.parameters()).device)
         net.module.eval()
@@ -58,7 +57,7 @@ class Checks:
             b = parts.run("body", {}, h)
         self.h: Shape = tuple(h.shape[1:])
         self.b: Shape = tuple(b.shape[1:])
-        frozen = split_of(net).cut.names(net.module, "head") if self.split.black_box else []
+        frozen = net.split.cut.names(net.module, "head") if self.split.black_box else []
         learned = {name for name, _ in net.module.named_parameters()}
         self.own: Tree = {
             name: net.initial[name] for name in net.roles.personal if name not in frozen or name not in learned

@@ -19,7 +19,6 @@ from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Split
 from fedvit.engine.net import Net, make_net
-from fedvit.engine.split_loop import split_of
 from fedvit.engine.worker import Worker, load_data
 from fedvit.models.cuts import Parts
 from fedvit.network.grpc.channel import Connection, GarbageError, LateError, LostError, TakenError, why_no_connection
@@ -32,6 +31,7 @@ from fedvit.network.site_state import SiteState
 from fedvit.runs.execute import STARTED, run_log, starting_command
 from fedvit.split.client import ClientSide
 from fedvit.split.messages import GIVEN_UP, Channel, Message
+from fedvit.split.plan import SplitPlan
 
 log = logging.getLogger(__name__)
 PAUSE = 0.5  # seconds between looks for a server
@@ -55,10 +55,10 @@ class SplitClient:
             raise UserError(f"the experiment's data has no client {name!r}; {nearest(name, split.clients)}")
         device = torch.device(experiment.run.devices[0])
         self.net: Net = make_net(experiment, dataset.classes, device)
-        if self.net.plan.split is None:
+        if not isinstance(self.net.plan, SplitPlan):
             raise UserError(f"{experiment.method['name']} is not split learning: its clients run under Flower")
         self.worker = Worker(experiment, self.net, dataset, split, device)
-        self.split, self.parts = split_of(self.net), Parts(self.net.module, split_of(self.net).cut)
+        self.split, self.parts = self.net.split, Parts(self.net.module, self.net.split.cut)
         for parameter in self.net.module.parameters():
             parameter.requires_grad_(False)  # learning weights are given at every call
         self.checks = Checks(self.net, experiment.train.batch)

@@ -50,6 +50,7 @@ from fedvit.runs.folder import Run
 from fedvit.runs.tracking import check_tracker
 from fedvit.runs.write import Holding, open_folder, write_summary
 from fedvit.split.messages import GIVEN_UP, Message
+from fedvit.split.plan import SplitPlan
 from fedvit.split.server import ServerSide
 
 log = logging.getLogger(__name__)
@@ -353,7 +354,7 @@ def class_names_of(experiment: Experiment) -> tuple[str, ...]:
 
 
 def check_names(names: Sequence[str], method: str, net: Net) -> None:
-    if net.plan.split is None:
+    if not isinstance(net.plan, SplitPlan):
         raise UserError(
             f"{method} is not split learning: its rounds go over Flower, see `fedvit flower`; split-server takes fedv, "
             "fedvz, festa, fesvibs, splitfed_v1, splitfed_v2 and minibatch_sfl"
