@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-network check format bench clean
+.PHONY: demo test test-network check format bench package clean
 
 demo: $(STAMP)
 	$(BIN)/fedvit compare local fedavg fedper fedperfix
@@ -27,6 +27,10 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+package: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
