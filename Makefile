@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-network check format bench package clean
+.PHONY: demo test test-other-processor test-network lint check format docs bench package clean
 
 demo: $(STAMP)
 	$(BIN)/fedvit compare local fedavg fedper fedperfix
@@ -15,11 +15,20 @@ test: $(STAMP)
 test-network: $(STAMP)
 	timeout 3000 $(BIN)/pytest -rR tests/network
 
-check: $(STAMP)
+# Other instructions round differently, as other processors do: what must hold up to rounding is tried with them too.
+test-other-processor: $(STAMP)
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 $(BIN)/pytest -n auto tests/identities tests/parity
+
+lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --ignore tests/network
+	$(BIN)/lint-imports --no-cache
+
+check: lint test
+
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -38,4 +47,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache
