@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedvit.core import randomness
 from fedvit.core.errors import UserError
+from fedvit.core.metrics import AUROC, METRICS
 from fedvit.core.settings import DataSettings
 from fedvit.data import medmnist
 
@@ -84,6 +85,11 @@ def flat_labels(labels: NDArray[Any], source: object) -> Labels:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (len(labels) and labels.min() < 0):
         raise UserError(f"{source}: expected one class number from 0 an image, found {labels.dtype} {labels.shape}")
     return labels.astype(np.int64)
+
+
+def metrics_of(settings: DataSettings, classes: int) -> tuple[str, ...]:
+    """What is measured of every view."""
+    return (*METRICS, AUROC) if wants_auroc(settings, classes) else METRICS
 
 
 def wants_auroc(settings: DataSettings, classes: int) -> bool:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fedvit.core.batches import ClientData
 from fedvit.core.client import Client, LocalSettings, Memory
-from fedvit.core.metrics import AUROC, METRICS, pooled, score, view_scores
+from fedvit.core.metrics import pooled, score, view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, client_round
 from fedvit.core.settings import Experiment
 from fedvit.core.training import descend, holding
 from fedvit.core.tree import Tree
-from fedvit.data.dataset import Dataset, wants_auroc
+from fedvit.data.dataset import Dataset, metrics_of, wants_auroc
 from fedvit.data.partition.records import ClientSplit, Split
 from fedvit.data.partition.split import partition_dataset
 from fedvit.data.sources import load_dataset
@@ -114,7 +114,7 @@ class Worker:
     @property
     def metrics(self) -> tuple[str, ...]:
         """What is measured of every view."""
-        return (*METRICS, AUROC) if self.auroc else METRICS
+        return metrics_of(self.experiment.data, self.classes)
 
     @cached_property
     def tests_make_the_global_one(self) -> bool:

@@ -14,21 +14,18 @@ from filelock import FileLock, Timeout
 
 from fedvit.core.errors import UserError
 from fedvit.core.files import write_json, write_text
-from fedvit.core.metrics import AUROC, CONFUSION, METRICS, pooled
+from fedvit.core.metrics import CONFUSION, pooled
 from fedvit.core.settings import Experiment
 from fedvit.core.tree import Tree
-from fedvit.data.dataset import wants_auroc
+from fedvit.data.dataset import metrics_of, wants_auroc
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.loop import Round, federate
 from fedvit.engine.net import Net
-from fedvit.engine.system import peak_rss_mb
 from fedvit.engine.transport import Transport
 from fedvit.network.site import Federation
-from fedvit.runs.execute import STARTED, FinishedRounds, load_server, record, run_log
-from fedvit.runs.folder import Run
+from fedvit.runs.execute import begin_run, run_log
 from fedvit.runs.resume import refuse_changes
-from fedvit.runs.tracking import check_tracker
-from fedvit.runs.write import Holding, open_folder, write_summary
+from fedvit.runs.write import Holding
 from fedvit.split.plan import SplitPlan
 
 log = logging.getLogger(__name__)
@@ -55,6 +52,8 @@ def run_name(folder: Path, *, resume: bool) -> str:
 
 
 def write_network(folder: Path, run: str, federation: Federation) -> None:
+    """network.json, written before run.toml: a run can only be continued with both."""
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / NETWORK, {"run": run, "sites": list(federation.sites)})
 
 
@@ -100,26 +99,19 @@ def serve_sites(
         refuse_changes(folder, experiment)
     elif (folder / "run.toml").is_file():
         raise UserError(f"{folder} already holds a run: continue it with resume=true, or give another out=")
-    check_tracker(experiment)
     with run_log() as log_to:
         transport.gather(start_timeout)
         store = ClientStore(folder / "checkpoint", in_ram=True)  # stays empty: memories are at the sites
-        open_folder(folder, experiment, description(federation), resume=again)
         write_network(folder, run, federation)
-        log_to(folder / "log.txt")
-        log.info("%s a server of %d sites", STARTED, len(federation.sites))
-        server = net.server(federation.sites)
-        if again:
-            server = load_server(folder, server, store)
-        past = FinishedRounds.of(folder, server.round, experiment)
-        transport.trained.update(last_rounds(past.rows))
-        setup = time.perf_counter() - begin
-        loop = federate(
-            net.federated, server, transport, experiment, server_score(net, experiment, federation), transport.tests
-        )
-        metrics = (*METRICS, AUROC) if wants_auroc(experiment.data, len(federation.classes)) else METRICS
-        yield from record(loop, folder, experiment, past, store, transport.roster, metrics)
-        write_summary(Run(folder), experiment, net, past.rows, None, None, setup + past.seconds, peak_rss_mb())
+        at_work = begin_run(
+            experiment, folder, net, store, federation.sites, description(federation), log_to, resume=again,
+            since=begin, started_by=f"a server of {len(federation.sites)} sites",
+        )  # fmt: skip
+        transport.trained.update(last_rounds(at_work.past.rows))
+        score = server_score(net, experiment, federation)
+        loop = federate(net.federated, at_work.server, transport, experiment, score, transport.tests)
+        yield from at_work.record(loop, transport.roster, metrics_of(experiment.data, len(federation.classes)))
+        at_work.finish()
 
 
 def check_servable(experiment: Experiment, net: Net) -> None:

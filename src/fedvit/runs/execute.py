@@ -4,7 +4,7 @@ import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from logging.handlers import MemoryHandler
@@ -73,36 +73,27 @@ def run_rounds(
         workers = number_of_workers(workers, experiment, net, dataset, split)
         worker = Worker(experiment, net, dataset, split, device, workers + 1 if workers > 1 else 1)
         store = ClientStore(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
-        server = net.server(split.seen)
-        check_tracker(experiment)
-        # Nothing is written before all settings have proved possible.
         counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
-        open_folder(folder, experiment, {**split.to_json(), **counts}, resume=resume)
-        log_to(folder / "log.txt")
-        log.info("%s %s", STARTED, starting_command())
-        if resume:
-            server = load_server(folder, server, store)
-        past = FinishedRounds.of(folder, server.round, experiment)
-        setup = time.perf_counter() - begin - reading
-
+        description = {**split.to_json(), **counts}
+        run = begin_run(
+            experiment, folder, net, store, split.seen, description, log_to, resume=resume, since=begin + reading
+        )
         inner = InProcess(worker, store)
         pool = stack.enter_context(WorkerPool(inner, dataset, workers)) if workers > 1 else None
         transport: Transport = pool or inner
         test_samples = {name: len(split.clients[name].test) for name in split.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         if isinstance(net.plan, Plan):
-            loop = federate(net.plan, server, transport, experiment, evaluate_server, test_samples)
+            loop = federate(net.plan, run.server, transport, experiment, evaluate_server, test_samples)
         else:
-            loop = federate_split(net, server, LocalClients(net, inner), experiment, test_samples)
+            loop = federate_split(net, run.server, LocalClients(net, inner), experiment, test_samples)
         roster = roster_of(worker.labels.numpy(), split)
-        for done in record(
-            charge(loop, "data", reading), folder, experiment, past, store, roster, worker.metrics, local
-        ):
+        server = run.server
+        for done in run.record(charge(loop, "data", reading), roster, worker.metrics, local):
             server = done.server
             yield done
         unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
-        peak = max(peak_rss_mb(), pool.peak_mb if pool else 0.0)
-        write_summary(Run(folder), experiment, net, past.rows, local, unseen, setup + past.seconds, peak)
+        run.finish(local, unseen, pool.peak_mb if pool else 0.0)
 
 
 @dataclass(frozen=True)
@@ -130,42 +121,78 @@ class FinishedRounds:
         return bool(views and reached(views["personal"]["mean"], wanted))
 
 
-def load_server(folder: Path, server: Server, store: ClientStore) -> Server:
-    """The server after the last finished round, or as it is where there is none."""
-    server = replace(load_checkpoint(folder / "checkpoint", store) or server, clients=server.clients)
-    log.info("resuming after round %d", server.round)
-    return server
+@dataclass(frozen=True)
+class RunInProgress:
+    """A run at work in its folder, on whatever transport: every round is on disk before the next one begins."""
+
+    experiment: Experiment
+    folder: Path
+    net: Net
+    store: ClientStore
+    server: Server  # after the last finished round
+    past: FinishedRounds
+    setup: float  # seconds
+
+    def record(
+        self,
+        loop: Iterator[Round],
+        roster: Roster,
+        metrics: Sequence[str],
+        local: LocalBaseline | None = None,
+    ) -> Iterator[Round]:
+        """The loop's rounds, each written before it is handed on; none if the run is over."""
+        experiment, folder, past = self.experiment, self.folder, self.past
+        toml, last = to_toml(experiment), len(past.rows)
+        sent = sum(map(sent_in, past.rows))
+        with track_run(experiment, folder, last, sent) as show:
+            for done in () if past.is_over(experiment.run.until_accuracy) else loop:
+                past.rows.append(done.row)
+                with done.ledger.phase("checkpoint"):
+                    if done.scores is not None:
+                        write_clients(folder, experiment, roster, metrics, past.rows, done, local)
+                    append_line(folder / "rounds.jsonl", done.row)
+                    save_checkpoint(folder / "checkpoint", done.server, self.store)
+                if (folder / "run.toml").read_text() != toml:  # the run is being extended: from here on it is another
+                    (folder / "summary.json").unlink(missing_ok=True)
+                    write_text(folder / "run.toml", toml)
+                past.timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
+                append_line(folder / "timings.jsonl", past.timings[-1], sync=False)
+                log.info("round %d: loss %s", done.row["round"], done.row["loss"])
+                show(done.row, done.ledger.seconds)
+                yield done
+
+    def finish(
+        self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None, peak_mb: float = 0.0
+    ) -> None:
+        """Write summary.json; `peak_mb` is the largest memory of other processes that worked for the run."""
+        peak, seconds = max(peak_rss_mb(), peak_mb), self.setup + self.past.seconds
+        write_summary(Run(self.folder), self.experiment, self.net, self.past.rows, local, unseen, seconds, peak)
 
 
-def record(
-    loop: Iterator[Round],
-    folder: Path,
+def begin_run(
     experiment: Experiment,
-    past: FinishedRounds,
+    folder: Path,
+    net: Net,
     store: ClientStore,
-    roster: Roster,
-    metrics: Sequence[str],
-    local: LocalBaseline | None = None,
-) -> Iterator[Round]:
-    """The loop's rounds, each on disk before it is handed on; none where the run is over."""
-    toml, last = to_toml(experiment), len(past.rows)
-    sent = sum(map(sent_in, past.rows))
-    with track_run(experiment, folder, last, sent) as show:
-        for done in () if past.is_over(experiment.run.until_accuracy) else loop:
-            past.rows.append(done.row)
-            with done.ledger.phase("checkpoint"):
-                if done.scores is not None:
-                    write_clients(folder, experiment, roster, metrics, past.rows, done, local)
-                append_line(folder / "rounds.jsonl", done.row)
-                save_checkpoint(folder / "checkpoint", done.server, store)
-            if (folder / "run.toml").read_text() != toml:  # the run is being extended: from here on it is another
-                (folder / "summary.json").unlink(missing_ok=True)
-                write_text(folder / "run.toml", toml)
-            past.timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
-            append_line(folder / "timings.jsonl", past.timings[-1], sync=False)
-            log.info("round %d: loss %s", done.row["round"], done.row["loss"])
-            show(done.row, done.ledger.seconds)
-            yield done
+    clients: Sequence[str],
+    description: Mapping[str, Any],
+    log_to: Callable[[Path], None],
+    *,
+    resume: bool,
+    since: float,
+    started_by: str | None = None,
+) -> RunInProgress:
+    """Begin a run in a new folder, or continue the one that is there. All settings have been checked before."""
+    server = net.server(clients)
+    check_tracker(experiment)
+    open_folder(folder, experiment, description, resume=resume)
+    log_to(folder / "log.txt")
+    log.info("%s %s", STARTED, started_by or starting_command())
+    if resume:
+        server = replace(load_checkpoint(folder / "checkpoint", store) or server, clients=server.clients)
+        log.info("resuming after round %d", server.round)
+    past = FinishedRounds.of(folder, server.round, experiment)
+    return RunInProgress(experiment, folder, net, store, server, past, time.perf_counter() - since)
 
 
 def charge(loop: Iterator[Round], phase: str, seconds: float) -> Iterator[Round]:

@@ -19,18 +19,17 @@ from typing import Any
 import torch
 
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.metrics import AUROC, METRICS
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.core.tree import Tree
-from fedvit.data.dataset import wants_auroc
+from fedvit.data.dataset import metrics_of
 from fedvit.data.sources import load_dataset
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.inprocess import drops_out
 from fedvit.engine.loop import Round
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.split_loop import Answer, Scores, Trained, federate_split, order
-from fedvit.engine.system import peak_rss_mb, reset_peak_rss
+from fedvit.engine.system import reset_peak_rss
 from fedvit.models.build import input_size
 from fedvit.network.grpc.channel import (
     ConnectionRefusedByServerError,
@@ -45,10 +44,8 @@ from fedvit.network.grpc.identity import Identity
 from fedvit.network.handshake import common, differences
 from fedvit.network.server import NETWORK, description, last_rounds, run_name, write_network
 from fedvit.network.site import Federation
-from fedvit.runs.execute import STARTED, FinishedRounds, load_server, record, run_log, starting_command
-from fedvit.runs.folder import Run
-from fedvit.runs.tracking import check_tracker
-from fedvit.runs.write import Holding, open_folder, write_summary
+from fedvit.runs.execute import begin_run, run_log
+from fedvit.runs.write import Holding
 from fedvit.split.messages import GIVEN_UP, Message
 from fedvit.split.plan import SplitPlan
 from fedvit.split.server import ServerSide
@@ -389,9 +386,8 @@ def serve_split(
         class_names = class_names_of(experiment)
         net = make_net(experiment, len(class_names), torch.device(experiment.run.devices[0]))
         check_names(names, str(experiment.method["name"]), net)
-        server, store = net.server(names), ClientStore(folder / "checkpoint", in_ram=False)
+        store = ClientStore(folder / "checkpoint", in_ram=False)
         checks, mine = Checks(net, experiment.train.batch), common(experiment, net, class_names)
-        check_tracker(experiment)
         run_id = saved_id(folder, names) if resume else run_name(folder, resume=False)
         sizes: dict[str, int] = {}  # test images, as the clients say
         roster: dict[str, Holding] = {}
@@ -406,28 +402,21 @@ def serve_split(
         )  # fmt: skip
         over = stack.enter_context(closing(listener))
         federation = Federation(tuple(names), class_names)
-        open_folder(folder, experiment, description(federation), resume=resume)
         write_network(folder, run_id, federation)
-        log_to(folder / "log.txt")
-        log.info("%s %s", STARTED, starting_command())
-        if resume:
-            server = load_server(folder, server, store)
-        past = FinishedRounds.of(folder, server.round, experiment)
-        setup = time.perf_counter() - begin
-
-        remote = RemoteClients(
-            listener, names, experiment, checks, last_rounds(past.rows), patience=patience, least=least
+        run = begin_run(
+            experiment, folder, net, store, names, description(federation), log_to, resume=resume, since=begin
         )
+        past, last = run.past, last_rounds(run.past.rows)
+        remote = RemoteClients(listener, names, experiment, checks, last, patience=patience, least=least)
         said(f"listening on {address.rpartition(':')[0]}:{listener.port} for {', '.join(names)}")
-        if not past.is_over(experiment.run.until_accuracy) and server.round < experiment.train.rounds:
+        if not past.is_over(experiment.run.until_accuracy) and run.server.round < experiment.train.rounds:
             remote.gather(len(names), patience)
-        metrics = (*METRICS, AUROC) if wants_auroc(experiment.data, len(class_names)) else METRICS
-        loop = federate_split(net, server, remote, experiment, sizes)
-        yield from record(loop, folder, experiment, past, store, roster, metrics)
+        loop = federate_split(net, run.server, remote, experiment, sizes)
+        yield from run.record(loop, roster, metrics_of(experiment.data, len(class_names)))
         over.append(Message(experiment.train.rounds, "", 0, "finished").to_bytes())
         if not any(row["views"] for row in past.rows):
             raise UserError(f"no client was there to be tested; --resume continues {folder} after the last round")
-        write_summary(Run(folder), experiment, net, past.rows, None, None, setup + past.seconds, peak_rss_mb())
+        run.finish()
 
 
 class closing:  # noqa: N801, used as a statement
