@@ -11,7 +11,7 @@ from typing import Any
 from fedvit.config.resolve import TABLES, Tables, keys_of_tables, resolve
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import Experiment, FromPython
-from fedvit.models.weights import module_fingerprint
+from fedvit.core.tree import fingerprint
 
 FLAGS = {  # flag -> table.key
     "method": "method.name", "tune": "tune.name",
@@ -71,7 +71,7 @@ def own_tables(own: FromPython) -> Tables:
     if own.plan is not None:
         tables["method"] = {"name": own.plan.name, "python": True}
     if own.module is not None:
-        tables["model"] = {"name": "python", "fingerprint": module_fingerprint(own.module)}
+        tables["model"] = {"name": "python", "fingerprint": fingerprint(own.module.state_dict())}
     return tables
 
 

@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -49,11 +50,21 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, strict_json(content, indent=2) + "\n")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or as it was."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    partial.replace(path)
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A partial file to write to, which gets its name when the block ends: readers see the old file or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, *, errors: str | None = None) -> None:
+    """Write a text file as a whole."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", errors=errors)
 
 
 class Version(TypedDict):
@@ -64,15 +75,13 @@ class Version(TypedDict):
 
 
 def write_bytes(folder: Path, file: str, blob: bytes) -> Version:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file as a whole, and wait until it is on disk."""
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as stream:
+    with replacing(path) as partial, partial.open("wb") as stream:
         stream.write(blob)
         stream.flush()
         os.fsync(stream.fileno())
-    partial.replace(path)
     return {"file": file, "sha256": hashlib.sha256(blob).hexdigest()}
 
 

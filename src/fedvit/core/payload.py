@@ -17,6 +17,7 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
+EMPTY = "empty"  # in the metadata: the groups without tensors
 LONGEST_HEADER = 16_000_000
 ALIGNED = 16  # bytes; where the first tensor begins
 
@@ -52,24 +53,23 @@ def to_bytes(payload: Payload) -> bytes:
     return frame(payload.trees, {"numbers": json.dumps(dict(payload.scalars))})
 
 
-def from_bytes(blob: bytes) -> Payload:
-    """The payload that `to_bytes` wrote, its tensors in place."""
+def from_bytes(blob: bytes, *, copy: bool = False) -> Payload:
+    """The payload that `to_bytes` wrote, its tensors in place, or each in memory of its own.
+
+    Where a tensor begins in a blob may decide how sums over it are rounded, so what is computed with is copied.
+    """
     trees, metadata = unframe(blob)
-    return Payload(trees, json.loads(metadata["numbers"]))
-
-
-def numbers_of(blob: bytes) -> dict[str, float]:
-    """The numbers in the header of a safetensors blob of ours."""
-    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    numbers: dict[str, float] = json.loads(header.get("__metadata__", {}).get("numbers", "{}"))
-    return numbers
+    if copy:
+        trees = {group: {name: tensor.clone() for name, tensor in members.items()} for group, members in trees.items()}
+    return Payload(trees, json.loads(metadata.get("numbers", "{}")))
 
 
 def frame(groups: Mapping[str, Tree], metadata: Mapping[str, str]) -> bytes:
     """A safetensors blob of tensors on the CPU, each of which is copied once, to its place; the widest come first."""
     flat = flatten(groups)
     names = sorted(flat, key=lambda name: -flat[name].element_size())
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    empty = [group for group, members in groups.items() if not members]
+    header: dict[str, object] = {"__metadata__": {**metadata, **({EMPTY: json.dumps(empty)} if empty else {})}}
     at = 0
     for name in names:
         end = at + tree.nbytes({name: flat[name]})
@@ -95,7 +95,10 @@ def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
         flat = {name: lying_in(blob, start, **entry) for name, entry in header.items()}
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("metadata that is not text")
-        return unflatten(flat), metadata
+        if (expected := sum(tensor.nbytes for tensor in flat.values())) != len(blob) - start:
+            raise ValueError(f"{len(blob) - start} bytes of tensors where {expected} were expected")
+        groups: dict[str, Tree] = {str(group): {} for group in json.loads(metadata.pop(EMPTY, "[]"))}
+        return groups | unflatten(flat), metadata
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as problem:
         raise ValueError(f"not safetensors: {str(problem)[:200]}") from problem
 

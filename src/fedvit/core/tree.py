@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 
-def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """A hash of all tensors, with their names, types and shapes, in the order of the mapping."""
     digest = hashlib.sha256()
-    for name in sorted(weights):
-        tensor = weights[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    for name, tensor in weights.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -9,11 +9,9 @@ import json
 import logging
 from pathlib import Path
 
-from safetensors.torch import load, save
-
 from fedvit.core.errors import UserError
 from fedvit.core.files import Version, write_bytes
-from fedvit.core.payload import flatten, unflatten
+from fedvit.core.payload import Payload, from_bytes, to_bytes
 from fedvit.core.server import Server
 from fedvit.engine.client_store import ClientStore
 
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 
 def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
     """Commit a finished round."""
-    blob = save(flatten({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
+    blob = to_bytes(Payload({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
     version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
     manifest = {"round": server.round, "server": version, "clients": store.versions}
     write_bytes(folder, f"manifest-{server.round:06d}.json", json.dumps(manifest, sort_keys=True).encode())
@@ -53,7 +51,7 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
             damage.append(f"{path.name}: {problem}")
             log.warning("checkpoint %s is damaged (%s); trying the generation before it", path.name, problem)
             continue
-        groups = unflatten(load(blob))
+        groups = from_bytes(blob, copy=True).trees
         memory = {k.removeprefix("memory:"): v for k, v in groups.items() if k.startswith("memory:")}
         store.versions = manifest["clients"]
         if clean:
@@ -61,7 +59,7 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
             current = {version["file"] for version in store.versions.values()}
             older = sorted(f"clients/{path.name}" for path in folder.glob("clients/*"))
             store.superseded = [(manifest["round"], file) for file in older if file not in current]
-        return Server(manifest["round"], groups.get("shared", {}), memory)
+        return Server(manifest["round"], dict(groups.get("shared", {})), memory)
     if damage:
         raise UserError(
             f"no generation of the checkpoint in {folder} is whole ({'; '.join(damage)}): "

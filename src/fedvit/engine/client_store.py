@@ -1,15 +1,12 @@
 """Client memory between rounds, versioned on disk and, while it fits, in RAM."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from safetensors.torch import load, save
-
 from fedvit.core.client import Memory
 from fedvit.core.files import Version, write_bytes
-from fedvit.core.payload import flatten, numbers_of, unflatten
+from fedvit.core.payload import Payload, from_bytes, to_bytes
 
 
 class ClientStore:
@@ -52,9 +49,9 @@ class ClientStore:
 
 def memory_to_bytes(memory: Memory) -> bytes:
     trees = {name: value for name, value in memory.items() if isinstance(value, dict)}
-    numbers = {name: value for name, value in memory.items() if not isinstance(value, dict)}
-    return save(flatten(trees), {"numbers": json.dumps(numbers)})
+    return to_bytes(Payload(trees, {name: value for name, value in memory.items() if not isinstance(value, dict)}))
 
 
 def memory_from_bytes(blob: bytes) -> Memory:
-    return {**unflatten(load(blob)), **numbers_of(blob)}
+    kept = from_bytes(blob, copy=True)
+    return {**kept.trees, **kept.scalars}

@@ -13,10 +13,11 @@ from fedvit.core.batches import InputSettings
 from fedvit.core.errors import UserError, hint
 from fedvit.core.plan import Plugin
 from fedvit.core.settings import ModelSettings
+from fedvit.core.tree import fingerprint
 from fedvit.models.groups import name_groups_
 from fedvit.models.plugins.attach import attach
 from fedvit.models.token_skipping import all_tokens
-from fedvit.models.weights import load_weights_, module_fingerprint
+from fedvit.models.weights import load_weights_
 
 # A ViT for 8 px digits: small enough for a laptop, deep enough that "which layers are personal" is a question.
 MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2}
@@ -83,7 +84,7 @@ def copy_of(own: nn.Module | None, settings: ModelSettings, classes: int) -> nn.
             "the model was a module from Python and no file holds it: give it again, built in the same way, "
             "fedvit.load_run(FOLDER, model=module) or fedvit.run(model=module, ...)"
         )
-    if settings.fingerprint not in (None, module_fingerprint(own)):
+    if settings.fingerprint not in (None, fingerprint(own.state_dict())):
         raise UserError(
             "this module's weights are not those that the run began with: build it in the same way, with the same "
             "seed, before anything trains it"

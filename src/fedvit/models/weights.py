@@ -1,11 +1,9 @@
 """Pre-trained weights from safetensors files, and the fingerprint of a module's weights."""
 
-import hashlib
 import logging
 import sys
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
@@ -14,15 +12,6 @@ from fedvit.core.errors import UserError
 from fedvit.models.plugins.attach import head_names
 
 log = logging.getLogger(__name__)
-
-
-def module_fingerprint(module: nn.Module) -> str:
-    """A hash of all weights of a module from Python: what is frozen in it is on no disk."""
-    found = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def load_weights_(model: nn.Module, path: Path) -> None:

@@ -36,7 +36,7 @@ def common(experiment: Experiment, net: Net, class_names: tuple[str, ...]) -> di
     return {
         "version": version("fedvit"),
         "model": {key: value for key, value in kept.items() if key.startswith("model.")},
-        "weights": fingerprint(weights),
+        "weights": fingerprint(dict(sorted(weights.items()))),
         "inputs": {"size": net.inputs.size, "mean": list(net.inputs.mean), "std": list(net.inputs.std)},
         "classes": list(class_names),
         "settings": {key: value for key, value in kept.items() if not key.startswith("model.")},

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedvit.core.errors import UserError
+from fedvit.core.files import write_text
 from fedvit.report import svg
 from fedvit.report.load import collect, differences, flat
 from fedvit.report.statistics import LOCAL, POOLED, Record, Row, interval, lead, mean, rank
@@ -37,9 +38,7 @@ def write_report(folders: Sequence[Path], out: Path, target: float | None = None
         raise UserError(f"--out expects a file in a folder that exists, such as report.html, found {out}")
     if out.is_file() and MARK not in out.read_bytes()[:2000]:
         raise UserError(f"{out} is not a report of ours, so it is not written over: give another --out")
-    partial = out.with_suffix(".partial")
-    partial.write_text(page(groups, target), encoding="utf-8", errors="replace")
-    partial.replace(out)
+    write_text(out, page(groups, target), errors="replace")
     return groups
 
 

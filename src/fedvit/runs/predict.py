@@ -15,6 +15,7 @@ from torch import nn
 
 from fedvit.core.batches import prepare
 from fedvit.core.errors import UserError
+from fedvit.core.files import replacing
 from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
@@ -142,18 +143,14 @@ def header(top: int) -> list[str]:
 def write_csv(path: Path, predictions: Iterable[Prediction], top: int) -> int:
     """One line an image, written as they come; returns how many."""
     count = 0
-    partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("w", newline="") as stream:
+        with replacing(path) as partial, partial.open("w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(header(top))
             for image, classes, chances in predictions:
                 pairs = [cell for pair in zip(classes, chances, strict=True) for cell in pair]
                 writer.writerow([image, *pairs])
                 count += 1
-        partial.replace(path)
     except OSError as problem:
         raise UserError(f"{path} cannot be written: {problem.strerror}") from problem
-    finally:
-        partial.unlink(missing_ok=True)
     return count

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
-from fedvit.core.files import read_lines, strict_json, write_json, write_text
+from fedvit.core.files import read_lines, replacing, strict_json, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -185,8 +185,7 @@ def write_clients_csv(
     views = view_names(scores)
     header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
     columns = [f"{view}_{metric}" for view in views for metric in metrics]
-    partial = path.with_suffix(".partial")
-    with partial.open("w", newline="") as stream:
+    with replacing(path) as partial, partial.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow([*header, *columns, "local_accuracy", "gain"])
         for name, score in scores.items():
@@ -196,7 +195,6 @@ def write_clients_csv(
             values = [score.get(column, "") for column in columns]
             counts = [has.train, has.test, has.classes, trained[name]]
             writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
-    partial.replace(path)
 
 
 def write_confusion_json(path: Path, scores: Scores) -> None:
@@ -213,7 +211,7 @@ def write_confusion_json(path: Path, scores: Scores) -> None:
 def write_unseen_csv(path: Path, split: Split, scores: Scores, metrics: Sequence[str]) -> None:
     """unseen.csv: the clients that never trained, by view."""
     columns = [f"{view}_{metric}" for view in view_names(scores) for metric in metrics]
-    with path.open("w", newline="") as stream:
+    with replacing(path) as partial, partial.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["client", "train_samples", "test_samples", *columns])
         for name, score in scores.items():

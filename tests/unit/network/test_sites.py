@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import Result
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 from PIL import Image
 from safetensors.torch import load_file
 from typer.testing import CliRunner
@@ -29,7 +29,7 @@ from fedvit.engine.net import make_net
 from fedvit.methods import METHODS
 from fedvit.network import site
 from fedvit.network.flower.apps import read_app
-from fedvit.network.flower.records import ABOUT, LAYOUT, RAW, TENSORS, from_records, to_records
+from fedvit.network.flower.records import ABOUT, RAW, TENSORS, from_records, to_records
 from fedvit.network.flower.trial import Trial, daemon, follow, free_port
 from fedvit.network.handshake import common, differences
 from fedvit.network.server import only_server
@@ -83,7 +83,7 @@ def test_sites_end_with_the_bits_of_one_process_and_keep_their_own(label: str, t
     kinds = {"down": ("train", False), "up": ("train", True)}
     for way, (kind, is_reply) in kinds.items():
         sent = [
-            len(array.data)
+            tensor_nbytes(array.data)
             for message in federated.wires.crossed
             if message.metadata.message_type == kind and bool(message.metadata.reply_to_message_id) is is_reply
             for record in message.content.array_records.values()
@@ -144,7 +144,7 @@ def test_clients_that_drop_out_are_not_asked(tmp_path: Path) -> None:
 def test_a_tensor_crosses_as_its_bytes(tensor: torch.Tensor) -> None:
     before = {"shared": {"first": torch.ones(3, dtype=torch.int8), "x": tensor}, "none": {}}
     records = to_records(Payload(before, {"loss": 0.5}), {"round": 2})
-    assert len(records[TENSORS][TENSORS].data) == 3 + tensor.numel() * tensor.element_size()
+    assert tensor_nbytes(records[TENSORS][TENSORS].data) == 3 + tensor.numel() * tensor.element_size()
     after, about = from_records(records)
     assert (after.scalars, about) == ({"loss": 0.5}, {"round": 2})
     assert after.trees.keys() == before.keys()
@@ -153,22 +153,38 @@ def test_a_tensor_crosses_as_its_bytes(tensor: torch.Tensor) -> None:
     assert torch.equal(back, tensor)
 
 
+def tensor_nbytes(blob: bytes) -> int:
+    """The bytes of a message without its header."""
+    return len(blob) - 8 - int.from_bytes(blob[:8], "little")
+
+
+def written(header: Any, nbytes: int = 8) -> Array:
+    """An array of ours with this header, and so many zeros for tensors."""
+    text = json.dumps(header).encode()
+    blob = len(text).to_bytes(8, "little") + text + bytes(nbytes)
+    return Array("uint8", (len(blob),), RAW, blob)
+
+
+def entry(dtype: str, shape: list[int], end: int) -> dict[str, Any]:
+    return {"shared/x": {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}}
+
+
 @pytest.mark.parametrize(
-    ("layout", "array", "said"),
+    ("array", "said"),
     [
-        ({"shared": [["x", "float64", [3]]]}, Array(np.zeros(3)), "written as"),
-        ({"shared": [["x", "float32", [3]]]}, Array("uint8", (8,), RAW, bytes(8)), "too few"),
-        ({"shared": [["x", "float32", [1]]]}, Array("uint8", (8,), RAW, bytes(8)), "8 bytes where 4"),
-        ({"shared": [["x", "object", [1]]]}, Array("uint8", (8,), RAW, bytes(8)), "kind 'object'"),
-        ({"shared": [["x", "float32", [-2]]]}, Array("uint8", (8,), RAW, bytes(8)), "shape"),
-        ({"shared": [["x", "float32"]]}, Array("uint8", (8,), RAW, bytes(8)), "not enough values"),
-        ([1], Array("uint8", (8,), RAW, bytes(8)), "not ours"),
+        (Array(np.zeros(3)), "written as"),
+        (written(entry("F32", [3], 12)), "does not fit"),
+        (written(entry("F32", [1], 4)), "8 bytes of tensors where 4"),
+        (written(entry("OBJECT", [1], 8)), "OBJECT"),
+        (written(entry("F32", [-2], 8)), "whole numbers"),
+        (written({"shared/x": {"dtype": "F32", "shape": [2]}}), "data_offsets"),
+        (written([1]), "not safetensors"),
     ],
 )
-def test_what_is_not_written_as_we_write_is_not_read(layout: Any, array: Array, said: str) -> None:
+def test_what_is_not_written_as_we_write_is_not_read(array: Array, said: str) -> None:
     records = to_records(Payload({"shared": {"x": torch.zeros(2)}}), {})
     assert from_records(records)
-    records[LAYOUT], records[TENSORS] = ConfigRecord({LAYOUT: json.dumps(layout)}), ArrayRecord({TENSORS: array})
+    records[TENSORS] = ArrayRecord({TENSORS: array})
     with pytest.raises(ValueError, match=said):
         from_records(records)
 
