@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from fedvit.core.errors import UserError
@@ -118,7 +119,7 @@ def remove_leftovers(folder: Path) -> None:
     """Half-built entries of processes that are no more."""
     for path in folder.glob("*.partial"):
         owner = path.name.split(".")[-2]
-        if owner.isdigit() and int(owner) != os.getpid() and not Path(f"/proc/{owner}").exists():
+        if owner.isdigit() and int(owner) != os.getpid() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -7,6 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import psutil
+
 STATUS = Path("/proc/self/status")
 CONTAINER = Path("/sys/fs/cgroup")  # what a container may use of the machine
 
@@ -18,7 +20,7 @@ def reset_peak_rss() -> None:
 
 
 def peak_rss_mb() -> float:
-    """The most resident memory since the last reset, in megabytes of 10^6 bytes."""
+    """The most resident memory since the last reset, in megabytes of 10^6 bytes. psutil knows no peak on Linux."""
     if STATUS.is_file():
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -44,18 +46,9 @@ def cores() -> int:
 
 def free_ram() -> int:
     """Bytes that can be had without swapping, or without passing a container's limit."""
-    here = free_on_machine()
+    here = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError, KeyError):
         most, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
         lines = (line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
         here = min(here, max(0, most - used + int(dict(lines)["inactive_file"])))  # old files in memory give way
     return here
-
-
-def free_on_machine() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

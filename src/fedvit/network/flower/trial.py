@@ -19,6 +19,7 @@ from random import SystemRandom
 from typing import Any
 from urllib.parse import quote
 
+import psutil
 import tomli_w
 import torch
 
@@ -260,27 +261,17 @@ def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
     """First politely; whatever of the group, and of its children in groups of their own, is left then is killed."""
-    children = descendants(process.pid)
+    children = []
+    with suppress(psutil.Error):
+        children = psutil.Process(process.pid).children(recursive=True)
     for kind in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, kind)
         for child in children:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(child, kind)
+            with suppress(psutil.Error):
+                child.send_signal(kind)
         with suppress(subprocess.TimeoutExpired):
             process.wait(5)
-
-
-def descendants(parent: int) -> list[int]:
-    """All that a process has started, and they; nothing where the system does not tell."""
-    parents: dict[int, int] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
-    found = [parent]
-    for one in found:  # it grows on the way
-        found += [child for child, its in parents.items() if its == one]
-    return found[1:]
 
 
 def free_port() -> int:
