@@ -41,7 +41,7 @@ from fedvit.network.grpc.channel import (
 from fedvit.network.grpc.checks import Checks, Progress
 from fedvit.network.grpc.client import SplitClient, site_data
 from fedvit.network.grpc.identity import host_and_port, identity_of
-from fedvit.network.grpc.server import RemoteClients
+from fedvit.network.grpc.remote_clients import RemoteClients
 from fedvit.network.handshake import common, differences
 from fedvit.split.client import ClientSide
 from fedvit.split.messages import GIVEN_UP, Message, pack, unpack

@@ -6,332 +6,42 @@ the cohort. So a run ends with the same bits as in one process.
 
 import json
 import logging
-import math
-import queue
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
-from fedvit.core.tree import Tree
 from fedvit.data.dataset import metrics_of
 from fedvit.data.sources import load_dataset
 from fedvit.engine.client_store import ClientStore
-from fedvit.engine.inprocess import drops_out
 from fedvit.engine.loop import Round
 from fedvit.engine.net import Net, make_net
-from fedvit.engine.split_loop import Answer, Scores, Trained, federate_split, order
+from fedvit.engine.split_loop import federate_split
 from fedvit.engine.system import reset_peak_rss
 from fedvit.models.build import input_size
 from fedvit.network.grpc.channel import (
     ConnectionRefusedByServerError,
-    Event,
-    GarbageError,
-    LateError,
     Listener,
-    Session,
 )
-from fedvit.network.grpc.checks import Checks, Progress
+from fedvit.network.grpc.checks import Checks
 from fedvit.network.grpc.identity import Identity
+from fedvit.network.grpc.remote_clients import RemoteClients
 from fedvit.network.handshake import common, differences
 from fedvit.network.server import NETWORK, description, last_rounds, run_name, write_network
 from fedvit.network.site import Federation
 from fedvit.runs.execute import begin_run, run_log
 from fedvit.runs.write import Holding
-from fedvit.split.messages import GIVEN_UP, Message
+from fedvit.split.messages import Message
 from fedvit.split.plan import SplitPlan
-from fedvit.split.server import ServerSide
 
 log = logging.getLogger(__name__)
-TICK = 0.5  # seconds between looks at the clock
-REMIND = 30  # seconds between words about who is missing
 NAME = re.compile(r"[^\s,/\\]{1,100}")
-
-
-@dataclass
-class Work:
-    """A client's task, from the moment it is given to its end."""
-
-    session: Session
-    progress: Progress
-    deadline: float
-    up: int = 0
-    down: int = 0
-    held: Event | None = None  # a message of a step that has not begun
-    result: Mapping[str, float] | None = None
-
-
-@dataclass
-class ClientTasks:
-    """All the work on one task."""
-
-    kind: str
-    number: int
-    side: ServerSide | None = None
-    average: bool = False
-    lockstep: bool = False
-    step: int = 0
-    active: dict[str, Work] = field(default_factory=dict)
-    ended: dict[str, Work] = field(default_factory=dict)
-    failed: dict[str, int] = field(default_factory=dict)
-
-
-class RemoteClients:
-    """The clients behind a listener, as the split loop sees them."""
-
-    def __init__(
-        self,
-        listener: Listener,
-        names: Sequence[str],
-        experiment: Experiment,
-        checks: Checks,
-        trained: Mapping[str, int],
-        *,
-        patience: float,
-        least: int,
-    ):
-        self.listener, self.names, self.experiment, self.checks = listener, list(names), experiment, checks
-        self.trained = {name: trained.get(name, 0) for name in names}  # the round whose state a client continues
-        self.patience, self.least = patience, least
-        self.desk: ClientTasks | None = None
-        self.finished_now: list[str] = []
-
-    def clients(self) -> Sequence[str]:
-        return self.names
-
-    def present(self) -> list[str]:
-        sessions = self.listener.sessions
-        return [name for name in self.names if name in sessions and sessions[name].alive]
-
-    def gather(self, wanted: int, limit: float = math.inf) -> None:
-        """Wait until so many clients are here, or for so long that `least` will do."""
-        begin = said = time.monotonic()
-        while len(self.present()) < wanted:
-            self.look_at_declined()
-            now = time.monotonic()
-            if now - begin > limit and len(self.present()) >= self.least:
-                return
-            if now - said > REMIND:
-                said = now
-                missing = [name for name in self.names if name not in self.present()]
-                log.warning("waiting for %s", ", ".join(missing))
-            self.handle(TICK)
-
-    def look_at_declined(self) -> None:
-        """Before the first round a client that does not take part ends the run; later it is one that is missing."""
-        while self.listener.declined:
-            name, reason = self.listener.declined.popitem()
-            text = f"client {name} does not take part: {reason}"
-            if name in self.names and not any(self.trained.values()):
-                raise UserError(f"{text}; agree with it on another run, or leave it out of --clients")
-            log.warning("%s", text)
-
-    # The calls of the loop.
-
-    def train(self, side: ServerSide, cohort: Sequence[str], number: int, *, average: bool) -> Trained:
-        split, done = side.split, Trained()
-        self.look_at_declined()
-        self.gather(self.least)
-        for name in cohort:
-            if drops_out(self.experiment, name, number):
-                log.warning("round %d: client %s dropped out (train.dropout)", number, name)
-                done.failed[name] = 0
-                side.drop(name)
-        names = [name for name in cohort if name not in done.failed]
-        desk = ClientTasks("train", number, side, average, split.lockstep)
-        if split.body == "turns":
-            for name in order(split, names, self.experiment.run.seed, number):
-                side.begin_turn()
-                self.work(desk, [name])
-                if name in desk.failed:
-                    side.undo_turn()
-        else:
-            self.work(desk, names)
-        done.failed |= desk.failed
-        for name in (name for name in cohort if name in desk.ended):
-            work = desk.ended[name]
-            assert work.result is not None
-            examples = int(work.session.hello["train"])
-            done.answers[name] = Answer(work.result["loss"], examples, work.up, work.down)
-        self.finished_now = list(done.answers)
-        return done
-
-    def receive(self, names: Sequence[str], number: int, average: Tree) -> None:
-        # A client lost in this moment goes on with its own parts.
-        self.work(ClientTasks("receive", number), names, {"average": average}, continues=number)
-
-    def commit(self, number: int) -> None:
-        for name in self.finished_now:
-            self.trained[name] = number
-        self.finished_now = []
-
-    def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
-        desk = ClientTasks("evaluate", number, side)
-        self.work(desk, names)
-        works = [*desk.ended.values()]
-        scores = {name: dict(desk.ended[name].result or {}) for name in names if name in desk.ended}
-        return scores, sum(work.up + work.down for work in works)
-
-    # One task of several clients.
-
-    def work(
-        self,
-        desk: ClientTasks,
-        names: Sequence[str],
-        trees: Mapping[str, Tree] | None = None,
-        continues: int | None = None,
-    ) -> None:
-        """Give these clients the task and answer them until each is done or lost."""
-        self.desk = desk
-        for name in names:
-            session = self.listener.sessions.get(name)
-            if session is None or not session.alive:
-                self.lose(name, "is not connected")
-                continue
-            steps = self.steps_of(session)
-            progress = Progress(desk.kind, steps, desk.average)
-            desk.active[name] = Work(session, progress, time.monotonic() + self.patience)
-            after = self.trained[name] if continues is None else continues
-            scalars = {"continues": after, "average": float(desk.average)}
-            task = Message(desk.number, name, 0, desk.kind, Payload(trees or {}, scalars))
-            session.tasks.put(task.to_bytes())
-        while desk.active:
-            self.handle(TICK)
-            for name, work in list(desk.active.items()):
-                if work.held is None and time.monotonic() > work.deadline:
-                    self.lose(name, f"was silent for {self.patience:g} s")
-        self.desk = None
-
-    def steps_of(self, session: Session) -> int:
-        train = self.experiment.train
-        return train.epochs * -(-int(session.hello["train"]) // train.batch)
-
-    def handle(self, seconds: float) -> None:
-        """The next event, if one comes in time."""
-        try:
-            event = self.listener.events.get(timeout=seconds)
-        except queue.Empty:
-            return
-        name = event.session.name
-        if event.kind == "came":
-            log.info("client %s is here", name)
-        elif event.kind == "gone":
-            log.info("client %s is gone", name)
-            if self.desk is not None and name in self.desk.active and self.desk.active[name].session is event.session:
-                self.lose(name, "was lost: its connection ended")
-        else:
-            self.answer(event)
-
-    def answer(self, event: Event) -> None:
-        """Answer a message, hold it until its step begins, or say why not."""
-        name, desk = event.session.name, self.desk
-        try:
-            if desk is None or name not in desk.active or desk.active[name].session is not event.session:
-                raise LateError("no task is under way for this client: it came too late")
-            work = desk.active[name]
-            message = parsed(event)
-            if event.kind == "call" and desk.lockstep and message.step > desk.step:
-                if work.held is not None or message.step > desk.step + 1:
-                    raise LateError(f"a message of step {message.step} came in step {desk.step}")
-                work.held = event
-                self.open_barrier()
-                return
-            reply = self.use(desk, work, message, event.kind)
-        except LateError as problem:
-            log.info("client %s: %s", name, problem)
-            event.reply.set_exception(problem)
-        except GarbageError as problem:
-            event.reply.set_exception(problem)
-            self.lose(name, f"sent what cannot be used: {problem}")
-        except Exception as problem:
-            log.exception("a message of client %s could not be answered", name)
-            event.reply.set_exception(GarbageError(f"the server could not use this message ({type(problem).__name__})"))
-            self.lose(name, "sent a message that could not be answered")
-        else:
-            work.deadline = time.monotonic() + self.patience
-            event.reply.set_result(reply)
-
-    def use(self, desk: ClientTasks, work: Work, message: Message, kind: str) -> bytes:
-        if kind == "done":
-            self.end(desk, work, message)
-            return b""
-        if desk.side is None:
-            raise LateError("this task has no messages")
-        self.checks.check(message, work.progress, desk.side)
-        reply = desk.side.answer(message)
-        work.up += message.payload.nbytes
-        work.down += reply.payload.nbytes
-        return reply.to_bytes()
-
-    def end(self, desk: ClientTasks, work: Work, message: Message) -> None:
-        """A client says that its task is done, and what came of it."""
-        name, numbers = work.session.name, message.payload.scalars
-        if message.kind == GIVEN_UP and message.round == desk.number:
-            self.lose(name, "gave up: its log says what it could not use")
-            return
-        if message.kind != desk.kind or message.round != desk.number:
-            raise LateError(f"the end of {message.kind!r} of round {message.round} came in round {desk.number}")
-        if message.payload.trees or not all(type(value) in (int, float) for value in numbers.values()):
-            raise GarbageError("the end of a task has numbers only")
-        if desk.kind == "train" and desk.side is not None:
-            owed = desk.average and bool(self.checks.own) and name not in desk.side.ends
-            if not work.progress.complete or owed:
-                raise GarbageError("the end of a round came before its last message")
-            if set(numbers) != {"loss"} or not math.isfinite(numbers["loss"]):
-                raise GarbageError("expected the mean loss, a finite number")
-            desk.side.finish(name)
-        if desk.kind == "evaluate":
-            self.checks.check_scores(numbers)
-        work.result = {key: float(value) for key, value in numbers.items()}
-        desk.ended[name] = desk.active.pop(name)
-        self.open_barrier()
-
-    def lose(self, name: str, reason: str) -> None:
-        """Drop a client from what is under way; it may come back for the next task."""
-        desk = self.desk
-        assert desk is not None
-        work = desk.active.pop(name, None)
-        desk.failed[name] = work.down if work else 0
-        if work is not None and work.held is not None:
-            work.held.reply.set_exception(LateError(f"dropped: {reason}"))
-        if desk.kind == "train" and desk.side is not None:
-            desk.side.drop(name)
-        doing = {"train": "", "receive": " while averages were sent", "evaluate": " in the test"}[desk.kind]
-        log.warning("round %d: client %s %s%s", desk.number, name, reason, doing)
-        self.open_barrier()
-
-    def open_barrier(self) -> None:
-        """All clients that still work wait for the next step: the body takes this one, and they go on."""
-        desk = self.desk
-        if desk is None or desk.side is None or not desk.lockstep:
-            return
-        waiting = {name: work.held for name, work in desk.active.items() if work.held is not None}
-        if len(waiting) < len(desk.active):
-            return
-        desk.side.end_of_step()
-        desk.step += 1
-        for work in desk.active.values():
-            work.held, work.deadline = None, time.monotonic() + self.patience
-        for event in waiting.values():
-            self.answer(event)
-
-
-def parsed(event: Event) -> Message:
-    try:
-        message = Message.from_bytes(event.content)
-    except ValueError as problem:
-        raise GarbageError(str(problem)) from problem
-    if message.client != event.session.name:
-        raise GarbageError("a message in another client's name")
-    return message
 
 
 # A run.
