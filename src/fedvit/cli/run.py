@@ -1,5 +1,6 @@
 """The commands that train: run, compare and study."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ def run(
     with clear_errors(flags["debug"], flags["quiet"]):
         prepare(flags["workers"] if engine == "local" else 1)
         from fedvit.config.load import parse_sets
-        from fedvit.report.progress import Progress
+        from fedvit.report.progress import Progress, SeenRound
         from fedvit.report.tables import summary_table, time_line
         from fedvit.runs.folder import Run
         from fedvit.runs.resume import settle, start_or_resume
@@ -36,10 +37,13 @@ def run(
         settings, folder = settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
         if engine not in ("local", "flower"):
             raise UserError(f"--engine expects local or flower, found {engine!r}")
-        start = start_or_resume
+        steps: Iterator[SeenRound]
         if engine == "flower":
-            from fedvit.network.flower.trial import start_or_resume_trial as start  # type: ignore[assignment]
-        steps = start(settings, folder, resume=resume, workers=flags["workers"])
+            from fedvit.network.flower.trial import start_or_resume_trial
+
+            steps = start_or_resume_trial(settings, folder, resume=resume, workers=flags["workers"])
+        else:
+            steps = start_or_resume(settings, folder, resume=resume, workers=flags["workers"])
         with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
             past = Run(folder).rounds if resume else []
             progress.start(settings.label, len(past), sum(map(sent_in, past)))

@@ -29,6 +29,11 @@ class Round:
     scores: Scores | None
     ledger: Ledger
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds by phase."""
+        return self.ledger.seconds
+
 
 def federate(
     plan: Plan,

@@ -2,15 +2,26 @@
 
 import time
 from types import TracebackType
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-from fedvit.engine.loop import Round
 from fedvit.report.units import duration
+from fedvit.runs.tracking import sent_in
 
 SECONDS_BETWEEN_LINES = 10.0
+
+
+class SeenRound(Protocol):
+    """A finished round, as whoever watches sees it: its line in rounds.jsonl, and its seconds by phase."""
+
+    @property
+    def row(self) -> dict[str, Any]: ...
+
+    @property
+    def seconds(self) -> dict[str, float]: ...
 
 
 class Progress:
@@ -45,11 +56,11 @@ class Progress:
         self.done += done
         self.bar.update(self.task, description=label, advance=done)
 
-    def step(self, done: Round) -> None:
+    def step(self, done: SeenRound) -> None:
         """A round is finished."""
         row, now = done.row, time.monotonic()
-        self.nbytes += sum(done.ledger.down) + sum(done.ledger.up)
-        self.spent += sum(done.ledger.seconds.values())
+        self.nbytes += sent_in(row)
+        self.spent += sum(done.seconds.values())
         self.done, self.here = self.done + 1, self.here + 1
         news = f"loss {row['loss']:.3f}" if row["loss"] is not None else "nobody answered"
         if row["views"]:

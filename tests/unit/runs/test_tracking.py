@@ -61,7 +61,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
 def test_neither_finished_rounds_nor_set_up_count_as_speed() -> None:
     progress = Progress(Console(file=io.StringIO()), 30, quiet=True)
     progress.start("row", 20)
-    row = {"round": 21, "loss": 1.0, "views": None}
+    row = {"round": 21, "loss": 1.0, "views": None, "cohort": [], "failed": [], "nbytes_down": 0, "nbytes_up": 0}
     for _ in range(2):
         progress.step(Round(Server(0, {}), row, None, Ledger(seconds={"train": 4.0, "store": 1.0})))
     assert progress.seconds_left() == pytest.approx(40)  # 5 s a round, 8 to go

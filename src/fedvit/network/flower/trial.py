@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 from random import SystemRandom
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import psutil
@@ -26,8 +26,6 @@ import torch
 from fedvit.core.errors import UserError
 from fedvit.core.files import write_json
 from fedvit.core.settings import Experiment
-from fedvit.engine.ledger import Ledger
-from fedvit.engine.loop import Round
 from fedvit.engine.net import make_net
 from fedvit.engine.system import free_ram
 from fedvit.network.flower.template import INSECURE, PROFILE, QUIET, for_trial, need_flower, write_app
@@ -45,6 +43,13 @@ ONE_PROCESS = 10**9  # bytes, with torch and a small ViT
 # A trial on this machine.
 
 log = logging.getLogger(__name__)
+
+
+class FollowedRound(NamedTuple):
+    """A round that another process finished: its line in rounds.jsonl, and its seconds by phase."""
+
+    row: dict[str, Any]
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -79,7 +84,7 @@ class Trial:
 
 def start_or_resume_trial(
     experiment: Experiment, folder: Path, *, resume: bool, workers: int | None = 1
-) -> Iterator[Round]:
+) -> Iterator[FollowedRound]:
     """What `runs.resume.start_or_resume` does, over Flower on this machine."""
     if (workers or 1) > 1:
         log.warning("over Flower every client is a process of its own: --workers has no effect")
@@ -87,7 +92,7 @@ def start_or_resume_trial(
     return iter(()) if found == "finished" else run_trial(experiment, folder, resume=found == "begun")
 
 
-def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> Iterator[Round]:
+def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> Iterator[FollowedRound]:
     """`--engine flower`: a SuperLink and one SuperNode per client on loopback, and the rounds as they are finished."""
     need_flower()
     experiment, federation, dataset, split = for_trial(experiment)
@@ -166,7 +171,7 @@ def follow(
     number: str,
     done: int,
     old: bytes | None = None,
-) -> Iterator[Round]:
+) -> Iterator[FollowedRound]:
     """The rounds as they come into the run's folder, until it says that the run is over, or Flower does."""
     run, asked = Run(folder), time.monotonic()
 
@@ -179,11 +184,8 @@ def follow(
             over, asked = is_over(trial, number), time.monotonic()
         rows, timings = run.rounds, run.timings
         while done < min(len(rows), len(timings)):
-            row, seconds = rows[done], timings[done]["seconds"]
-            answered = len(row["cohort"]) - len(row["failed"])
-            down, up = [row["nbytes_down"]] * len(row["cohort"]), [row["nbytes_up"] or 0] * answered
+            yield FollowedRound(rows[done], timings[done]["seconds"])
             done += 1
-            yield Round(None, row, None, Ledger(down, up, seconds=seconds))  # type: ignore[arg-type]
         if over:
             break
         check_alive(trial, processes)
