@@ -19,19 +19,19 @@ which wins over the file. Exit status: 0 done, 2 a user's mistake (one message, 
 def markdown() -> str:
     """Every command with its arguments and options."""
     group: Any = typer.main.get_command(app)
-    return "\n".join([TOP, *(section(name, command) for name, command in group.commands.items())])
+    return "\n".join([TOP, *(_section(name, command) for name, command in group.commands.items())])
 
 
-def section(name: str, command: Any) -> str:
+def _section(name: str, command: Any) -> str:
     parameters = [p for p in command.params if not getattr(p, "hidden", False)]
     arguments = [p for p in parameters if p.param_type_name == "argument"]
     usage = " ".join([f"fedvit {name}", *(p.metavar or p.name.upper() for p in arguments), "[OPTIONS]"])
-    rows = [f"| {spelling(p)} | {cell(told(command, p))}{needed(p)} |" for p in parameters]
+    rows = [f"| {_spelling(p)} | {_cell(told(command, p))}{_needed(p)} |" for p in parameters]
     table = ["| | |", "|---|---|", *rows, ""] if rows else []
     return "\n".join([f"## {name}", "", command.help.strip(), "", "```", usage, "```", "", *table])
 
 
-def spelling(parameter: Any) -> str:
+def _spelling(parameter: Any) -> str:
     """An argument's name, or an option with the kind of its value."""
     if parameter.param_type_name == "argument":
         return f"`{parameter.metavar or parameter.name.upper()}`"
@@ -46,7 +46,7 @@ def told(command: Any, parameter: Any) -> str | None:
     return found
 
 
-def needed(parameter: Any) -> str:
+def _needed(parameter: Any) -> str:
     """Whether it must be given, or else a default that its help does not name."""
     if parameter.required and parameter.param_type_name == "option":
         return " Required."
@@ -54,7 +54,7 @@ def needed(parameter: Any) -> str:
     return f" Default: {parameter.default}." if plain else ""
 
 
-def cell(text: str | None) -> str:
+def _cell(text: str | None) -> str:
     return (text or "").replace("|", "\\|")
 
 

@@ -56,7 +56,7 @@ class Flags:
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:0, cuda:0,1 ... (default: auto).")] = None
 
 
-class Common:
+class _Common:
     """The flags of every command that trains, beside the experiment's."""
 
     out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results (default: a name under runs/).")] = None  # fmt: skip
@@ -77,12 +77,12 @@ class Network:
 
 EXPERIMENT = tuple(Flags.__annotations__)
 NETWORK = tuple(Network.__annotations__)
-COMMON = tuple(Common.__annotations__)
+COMMON = tuple(_Common.__annotations__)
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these flags as keyword arguments; each is written once, above."""
-    groups = {name: group for group in (Flags, Common, Network) for name in group.__annotations__}
+    groups = {name: group for group in (Flags, _Common, Network) for name in group.__annotations__}
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
@@ -123,7 +123,7 @@ def clear_errors(debug: bool = False, quiet: bool = False) -> Iterator[None]:
             import traceback
 
             traceback.print_exc()
-        err.print(f"[bold red]error:[/] {escaped(str(problem))}", soft_wrap=True, highlight=False)
+        err.print(f"[bold red]error:[/] {_escaped(str(problem))}", soft_wrap=True, highlight=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         err.print("interrupted; --resume continues after the last finished round")
@@ -132,7 +132,7 @@ def clear_errors(debug: bool = False, quiet: bool = False) -> Iterator[None]:
         package.removeHandler(shown)
 
 
-def escaped(text: str) -> str:
+def _escaped(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)

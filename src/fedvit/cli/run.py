@@ -49,7 +49,7 @@ def run(
             progress.start(settings.label, len(past), sum(map(sent_in, past)))
             for done in steps:
                 progress.step(done)
-        draw_choices(folder)
+        _draw_choices(folder)
         report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(summary_table(Run(folder).summary))
@@ -85,7 +85,7 @@ def compare(
 
         if flags["method"] is not None:
             raise UserError("in a comparison the rows name the methods: leave --method out")
-        numbers = parse_seeds(seeds, flags["seed"])
+        numbers = _parse_seeds(seeds, flags["seed"])
         sets = parse_sets(flags["sets"] or [])
         table = comparing.make_rows(rows, numbers, base, sets, given(flags))
         folder = flags["out_dir"] or comparing.comparison_folder(table, sets)
@@ -112,7 +112,7 @@ def compare(
         runs = {row.label: [comparing.run_of(folder, row, seed) for seed in numbers] for row in table}
         draw_comparison(runs, folder / "compare.png", title)
         for run in (run for several in runs.values() for run in several):
-            draw_choices(run.folder)
+            _draw_choices(run.folder)
         report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))
@@ -123,7 +123,7 @@ def compare(
             )
 
 
-def draw_choices(folder: Path) -> None:
+def _draw_choices(folder: Path) -> None:
     """choice.png beside the results of a method whose clients choose layers."""
     from fedvit.runs.folder import Run
 
@@ -142,7 +142,7 @@ def write_report_of(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def parse_seeds(text: str, single: int | None) -> list[int]:
+def _parse_seeds(text: str, single: int | None) -> list[int]:
     if single is not None:
         raise UserError("compare takes --seeds, such as --seeds 0,1,2, not --seed")
     try:

@@ -58,14 +58,14 @@ def load_experiment(
     own = own or FromPython()
     sets = sets or {}
     lower = [{"method": {"name": "fedavg"}, "tune": {"name": "full"}}, base or {}, read_tables(file) if file else {}]
-    upper = stack_tables([flag_tables(flags or {}), own_tables(own)])
+    upper = stack_tables([_flag_tables(flags or {}), _own_tables(own)])
     names: Tables = {kind: {"name": sets[f"{kind}.name"]} for kind in ("method", "tune") if f"{kind}.name" in sets}
     chosen = stack_tables([*lower, names, upper])
     method, tune = (str(chosen[kind]["name"]) for kind in ("method", "tune"))
-    return resolve(stack_tables([*lower, set_tables(sets, method, tune), upper]), groups, own)
+    return resolve(stack_tables([*lower, _set_tables(sets, method, tune), upper]), groups, own)
 
 
-def own_tables(own: FromPython) -> Tables:
+def _own_tables(own: FromPython) -> Tables:
     """What run.toml says of a plan or module from Python."""
     tables: Tables = {}
     if own.plan is not None:
@@ -75,7 +75,7 @@ def own_tables(own: FromPython) -> Tables:
     return tables
 
 
-def flag_tables(flags: Mapping[str, Any]) -> Tables:
+def _flag_tables(flags: Mapping[str, Any]) -> Tables:
     """Flags that were given, as tables."""
     tables: Tables = {}
     for flag, value in flags.items():
@@ -108,16 +108,16 @@ def parse_sets(items: Iterable[str]) -> dict[str, Any]:
     return sets
 
 
-def set_tables(sets: Mapping[str, Any], method: str, tune: str) -> Tables:
+def _set_tables(sets: Mapping[str, Any], method: str, tune: str) -> Tables:
     """Settings by path as tables; which keys there are depends on method and tune."""
     tables: Tables = {"method": {"name": method}, "tune": {"name": tune}}  # so that the options stay with their owner
     for path, value in sets.items():
-        table, key = locate_key(path, method, tune)
+        table, key = _locate_key(path, method, tune)
         tables.setdefault(table, {})[key] = value
     return tables
 
 
-def locate_key(path: str, method: str, tune: str) -> tuple[str, str]:
+def _locate_key(path: str, method: str, tune: str) -> tuple[str, str]:
     """The table and key of a `--set`; a bare key must be unique."""
     if "." in path:
         table, key = path.split(".", 1)

@@ -44,23 +44,23 @@ def resolve(tables: Tables, groups: tuple[str, ...] | None = None, own: FromPyth
     tune_table = tables.get("tune", {})
     name = str(tune_table.get("name", "full"))
     named = tables.get("model", {}).get("groups") or {}
-    if name in TUNES or not is_groups(name, named):
+    if name in TUNES or not _is_groups(name, named):
         tune = options("tune", TUNES, tune_table, "full")
     else:
         check_groups(name, named)
         tune = {"name": name}
-        reject_unknown("tune", tune_table, ["name"])
+        _reject_unknown("tune", tune_table, ["name"])
     for table, content in tables.items():
         if table not in ("method", "tune"):
-            reject_unknown(table, content, keys_of_tables("", "")[table])
+            _reject_unknown(table, content, keys_of_tables("", "")[table])
     try:
         experiment = Experiment.model_validate({**tables, "method": method, "tune": tune})
     except ValidationError as problem:
         raise UserError(readable(problem)) from problem
-    return with_defaults(experiment.with_own(own or FromPython()), groups)
+    return _with_defaults(experiment.with_own(own or FromPython()), groups)
 
 
-def is_groups(name: str, named: Iterable[str]) -> bool:
+def _is_groups(name: str, named: Iterable[str]) -> bool:
     """Whether a tune's name reads as layer groups rather than as a misspelt tune."""
     parts = [part.strip() for part in name.split(",")]
     return "," in name or parts[0] in (*GROUPS, *KINDS, *named) or parts[0].startswith("blocks.")
@@ -72,13 +72,13 @@ def options(
     """A method's or tune's table against the arguments of its function, defaults filled in."""
     name = table.get("name", default)
     if kind == "method" and table.get("python"):
-        reject_unknown(kind, table, ["name", "python"], f" of {name}, a plan from Python")
+        _reject_unknown(kind, table, ["name", "python"], f" of {name}, a plan from Python")
         return {"name": str(name), "python": True}
     if name not in known:
         extra = "; a tune may also be layer groups joined by commas" if kind == "tune" else ""
         raise UserError(f"unknown {kind} {name!r}; {nearest(str(name), known)}{extra}")
     parameters = inspect.signature(known[name], eval_str=True).parameters
-    reject_unknown(kind, table, ["name", *parameters], f" of {name}")
+    _reject_unknown(kind, table, ["name", *parameters], f" of {name}")
     result: dict[str, Any] = {"name": name}
     for key, parameter in parameters.items():
         try:
@@ -89,7 +89,7 @@ def options(
     return result
 
 
-def reject_unknown(table: str, content: Mapping[str, Any], valid: list[str], of: str = "") -> None:
+def _reject_unknown(table: str, content: Mapping[str, Any], valid: list[str], of: str = "") -> None:
     for key in content:
         if key not in valid:
             raise UserError(f"unknown key {table}.{key}{of}; {nearest(key, valid)}")
@@ -104,10 +104,10 @@ def readable(problem: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Experiment:
+def _with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Experiment:
     """The defaults that depend on other values."""
     init = "random" if experiment.model.from_scratch else "zero"
-    method, tune = (resolved_init(table, init) for table in (experiment.method, experiment.tune))
+    method, tune = (_resolved_init(table, init) for table in (experiment.method, experiment.tune))
     experiment = experiment.model_copy(update={"method": method, "tune": tune})
     plan = plan_of(experiment)
     train, run = experiment.train, experiment.run
@@ -140,21 +140,21 @@ def with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Exp
                 update={
                     "cohort": cohort,
                     "optimizer": optimizer,
-                    "lr": train.lr or default_lr(experiment, optimizer),
+                    "lr": train.lr or _default_lr(experiment, optimizer),
                     "weighting": train.weighting or plan.weighting,
                 }
             ),
-            "run": run.model_copy(update={"eval_every": every, "device": choose_device(run)}),
+            "run": run.model_copy(update={"eval_every": every, "device": _choose_device(run)}),
         }
     )
 
 
-def resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:
+def _resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:
     """`init = auto` depends on whether there are pre-trained weights to disturb."""
     return {key: init if (key, value) == ("init", "auto") else value for key, value in table.items()}
 
 
-def choose_device(run: RunSettings) -> str:
+def _choose_device(run: RunSettings) -> str:
     """`auto` takes a GPU where there is one."""
     if run.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -167,7 +167,7 @@ def choose_device(run: RunSettings) -> str:
     return run.device
 
 
-def default_lr(experiment: Experiment, optimizer: str) -> float:
+def _default_lr(experiment: Experiment, optimizer: str) -> float:
     """The tune's published rate. Those are rates of SGD; Adam and AdamW take a fifth."""
     scratch = experiment.tune["name"] == "full" and experiment.model.from_scratch
     rate = SCRATCH_LR if scratch else make_tune(experiment.tune).lr

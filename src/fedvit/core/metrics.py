@@ -92,11 +92,11 @@ def area_under_roc(logits: Tensor, labels: Tensor) -> float | None:
         return None
     scores, truth = logits.double().softmax(1).numpy(), labels.numpy()
     if scores.shape[1] == 2:
-        return ranked_above(scores[:, 1], truth == 1)
-    return float(np.mean([ranked_above(scores[:, c], truth == c) for c in present]))
+        return _ranked_above(scores[:, 1], truth == 1)
+    return float(np.mean([_ranked_above(scores[:, c], truth == c) for c in present]))
 
 
-def ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
+def _ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
     """The chance that a positive scores above a negative, ties counting half: the area under the ROC curve.
 
     Equal to scikit-learn's roc_auc_score, whose import alone takes longer than a small run's evaluation.
@@ -119,7 +119,7 @@ def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
         return f"the score {missing[0][:60]!r} is missing"
     ranges = {f"{view}_{metric}": ends for view in views for metric, ends in RANGES.items()}
     for name, value in scores.items():
-        if is_cell(name, classes):
+        if _is_cell(name, classes):
             if not (0 <= value <= MOST_IMAGES and value == int(value)):
                 return f"{name!r} is not a number of images"
         elif name not in ranges:
@@ -131,14 +131,14 @@ def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
     return None
 
 
-def is_cell(name: str, classes: int) -> bool:
+def _is_cell(name: str, classes: int) -> bool:
     """Whether this is the name of a count in a confusion of so many classes."""
     start = f"personal_{CONFUSION}_"
     cell = name.removeprefix(start).split("_") if name.startswith(start) else []
-    return len(cell) == 2 and all(is_class(text, classes) for text in cell)
+    return len(cell) == 2 and all(_is_class(text, classes) for text in cell)
 
 
-def is_class(text: str, classes: int) -> bool:
+def _is_class(text: str, classes: int) -> bool:
     """A class's number as we write it."""
     return text.isascii() and text.isdecimal() and len(text) < 9 and text == str(int(text)) and int(text) < classes
 

@@ -92,7 +92,7 @@ def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
     try:
         header = json.loads(blob[8:start])
         metadata = header.pop("__metadata__", {})
-        flat = {name: lying_in(blob, start, **entry) for name, entry in header.items()}
+        flat = {name: _lying_in(blob, start, **entry) for name, entry in header.items()}
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("metadata that is not text")
         if (expected := sum(tensor.nbytes for tensor in flat.values())) != len(blob) - start:
@@ -103,7 +103,7 @@ def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
         raise ValueError(f"not safetensors: {str(problem)[:200]}") from problem
 
 
-def lying_in(blob: bytes, start: int, *, dtype: str, shape: list[int], data_offsets: list[int]) -> torch.Tensor:
+def _lying_in(blob: bytes, start: int, *, dtype: str, shape: list[int], data_offsets: list[int]) -> torch.Tensor:
     """One tensor of a blob."""
     begin, end = data_offsets
     kind = DTYPES[dtype]

@@ -40,7 +40,7 @@ class Report(NamedTuple):
 # FedAvg's functions, the defaults of every slot.
 
 
-def send_shared(server: Server, client: str) -> Payload:
+def _send_shared(server: Server, client: str) -> Payload:
     """dispatch: every client gets the shared weights."""
     return Payload({"shared": server.shared})
 
@@ -87,7 +87,7 @@ class Plan:
     roles: Rules = ((everything, SHARED),)  # of trainable weights; FROZEN here wins over any tune
     build: tuple[Plugin, ...] = ()
     start: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, shared: {}  # the server's own memory
-    dispatch: Callable[[Server, str], Payload] = send_shared
+    dispatch: Callable[[Server, str], Payload] = _send_shared
     merge: Callable[[Client, Payload], Tree] = overwrite
     local: Callable[[Client, Tree], Tree] = train
     report: Callable[[Client, Tree, Tree], Payload] = report_shared

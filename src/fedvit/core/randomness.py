@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 
-def key(seed: int, *address: object) -> int:
+def _key(seed: int, *address: object) -> int:
     """63 bits that depend on the seed and on every part of the address."""
     text = "\x1f".join([str(seed), *map(str, address)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
@@ -16,17 +16,17 @@ def key(seed: int, *address: object) -> int:
 
 def generator(seed: int, *address: object) -> torch.Generator:
     """A torch generator of its own for this address."""
-    return torch.Generator().manual_seed(key(seed, *address))
+    return torch.Generator().manual_seed(_key(seed, *address))
 
 
 def numpy_generator(seed: int, *address: object) -> np.random.Generator:
     """A numpy generator of its own for this address."""
-    return np.random.default_rng(key(seed, *address))
+    return np.random.default_rng(_key(seed, *address))
 
 
 @contextmanager
 def seeded(seed: int, *address: object) -> Iterator[None]:
     """Seed torch's global generator inside the block only: initialisers and dropout draw from it."""
     with torch.random.fork_rng():
-        torch.manual_seed(key(seed, *address))
+        torch.manual_seed(_key(seed, *address))
         yield

@@ -10,7 +10,7 @@ from torch import nn
 from fedvit.core.errors import UserError
 
 
-class Role(Enum):
+class _Role(Enum):
     """What happens to a weight: never trained; trained and sent; trained and kept."""
 
     FROZEN = "frozen"
@@ -18,7 +18,7 @@ class Role(Enum):
     PERSONAL = "personal"
 
 
-FROZEN, SHARED, PERSONAL = Role.FROZEN, Role.SHARED, Role.PERSONAL
+FROZEN, SHARED, PERSONAL = _Role.FROZEN, _Role.SHARED, _Role.PERSONAL
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Selector:
         return chosen
 
 
-Rules = tuple[tuple[Selector, Role], ...]
+Rules = tuple[tuple[Selector, _Role], ...]
 
 
 def state_names(model: nn.Module) -> list[str]:
@@ -91,9 +91,9 @@ biases = Selector("bias", lambda model: {n for n in state_names(model) if n.rpar
 class Roles:
     """The role of every weight of one model, in model order."""
 
-    of: Mapping[str, Role]
+    of: Mapping[str, _Role]
 
-    def _named(self, *roles: Role) -> tuple[str, ...]:
+    def _named(self, *roles: _Role) -> tuple[str, ...]:
         return tuple(name for name, role in self.of.items() if role in roles)
 
     @cached_property
@@ -119,7 +119,7 @@ def assign(model: nn.Module, rules: Rules, trainable: Iterable[str] | None = Non
     Every rule must match something in the model and every weight must be covered, else it is an error.
     """
     names = state_names(model)
-    of: dict[str, Role] = {}
+    of: dict[str, _Role] = {}
     for selector, role in rules:
         for name in selector.names(model):
             of.setdefault(name, role)

@@ -11,14 +11,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 PLANNED = ("cosine", "step")  # schedules that plan their rates over the rounds
 
 
-def not_a_truth_value(value: Any) -> Any:
+def _not_a_truth_value(value: Any) -> Any:
     """`lr = true` is a slip, not the number 1."""
     if isinstance(value, bool):
         raise ValueError("expected a number, not true or false")
     return value
 
 
-Number = BeforeValidator(not_a_truth_value)
+Number = BeforeValidator(_not_a_truth_value)
 Numbers = Annotated[str, BeforeValidator(lambda v: str(v) if type(v) in (int, float) else v)]  # joined by commas
 Finite = Annotated[float, Number, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Number, Field(gt=0, allow_inf_nan=False)]

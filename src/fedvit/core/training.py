@@ -66,7 +66,7 @@ def descend(
                 losses.append((len(y), value.detach()))
     end = {name: live[name].detach().to("cpu", copy=True) for name in start}
     note_loss(client, losses, end)
-    restore_frozen_(client, start)
+    _restore_frozen_(client, start)
     return end
 
 
@@ -78,7 +78,7 @@ def training(
     settings = client.settings
     for name, parameter in client.module.named_parameters():
         parameter.requires_grad_(name in learn)
-    train_mode_(client.module)
+    _train_mode_(client.module)
     batch_norm = learns_statistics(client.module)
     batches = client.batches(settings.epochs if epochs is None else epochs, tag, size)
     with randomness.seeded(settings.seed, client.round, client.id, tag, "dropout"):
@@ -163,7 +163,7 @@ def note_loss(client: Client, losses: Sequence[tuple[int, Tensor]], end: Tree) -
     if losses:
         total = torch.stack([count * value for count, value in losses]).sum()
         client.scalars["loss"] = total.item() / sum(count for count, _ in losses)
-        check_finite(client, end)
+        _check_finite(client, end)
 
 
 @contextmanager
@@ -181,10 +181,10 @@ def holding(client: Client, tree: Tree) -> Iterator[Predictor]:
     try:
         yield predict
     finally:
-        restore_frozen_(client, tree)
+        _restore_frozen_(client, tree)
 
 
-def restore_frozen_(client: Client, tree: Tree) -> None:
+def _restore_frozen_(client: Client, tree: Tree) -> None:
     """Give the module back the frozen values that a tree has covered."""
     load_(client.live, {name: client.frozen[name] for name in tree if name in client.frozen})
 
@@ -221,7 +221,7 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def train_mode_(module: nn.Module) -> None:
+def _train_mode_(module: nn.Module) -> None:
     """Training mode, but batch normalisation whose weights are frozen keeps its statistics too."""
     module.train()
     for part in module.modules():
@@ -240,7 +240,7 @@ def all_finite(weights: Tree) -> bool:
     return not norms or bool(torch.stack(norms).isfinite().all())
 
 
-def check_finite(client: Client, end: Tree) -> None:
+def _check_finite(client: Client, end: Tree) -> None:
     """A loss or weight that is no longer a number ends the run before it spreads or is written down."""
     loss, settings = client.scalars["loss"], client.settings
     if math.isfinite(loss) and all_finite(end):

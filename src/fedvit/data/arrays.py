@@ -14,7 +14,7 @@ def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None)
     """Each client's (images, labels) arrays, or a torch Dataset of (image, label), from Python."""
     if not clients:
         raise UserError("expected a client's data by name, found no client")
-    pairs = {name: arrays_of(f"client {name}", data) for name, data in clients.items()}
+    pairs = {name: _arrays_of(f"client {name}", data) for name, data in clients.items()}
     for name, (pixels, numbers) in pairs.items():
         if len(pixels) != len(numbers) or not len(numbers):
             raise UserError(f"client {name} has {len(pixels)} images and {len(numbers)} labels")
@@ -38,12 +38,12 @@ def from_arrays(data: Any, names: Sequence[str] | None = None) -> Dataset:
             "data should be a name, a folder, each client's data by name, one (images, labels) pair, or a torch "
             f"Dataset with a length; found {type(data).__name__}"
         )
-    images, labels = arrays_of("data", data)
+    images, labels = _arrays_of("data", data)
     given = None if names is None else np.asarray(names)
     return Dataset("python", images, labels, class_names(given, labels, "class_names"))
 
 
-def arrays_of(name: str, data: Any) -> tuple[Images, Labels]:
+def _arrays_of(name: str, data: Any) -> tuple[Images, Labels]:
     if isinstance(data, tuple) and len(data) == 2:
         images, labels = data
     else:

@@ -60,11 +60,11 @@ def images(
             log.warning("the image cache %s is damaged (%s): decoding again", entry, problem)
             shutil.rmtree(entry, ignore_errors=True)
     if meta["complaints"] and not skip_bad:
-        raise UserError(complaint(meta["complaints"]))
+        raise UserError(_complaint(meta["complaints"]))
     return found
 
 
-def complaint(complaints: list[Any]) -> str:
+def _complaint(complaints: list[Any]) -> str:
     return f"{min(complaints)[1]}; --set data.skip_bad=true leaves such files out"
 
 
@@ -80,10 +80,10 @@ def build(
     """Decode everything into a folder of its own, which gets its name only when it is whole."""
     partial = entry.with_name(f"{entry.name}.{os.getpid()}.partial")
     try:
-        remove_leftovers(entry.parent)
+        _remove_leftovers(entry.parent)
         partial.mkdir(parents=True, exist_ok=True)
         log.info("decoding %d images to %d px into %s", count, size, entry)
-        store = new_map(partial / "all.npy", (count, size, size, 3))
+        store = _new_map(partial / "all.npy", (count, size, size, 3))
         good = np.ones(count, dtype=np.bool_)
         complaints: list[tuple[int, str]] = []
 
@@ -98,8 +98,8 @@ def build(
             for start in range(0, count, CHUNK):
                 list(pool.map(one, range(start, min(start + CHUNK, count))))
                 if complaints and not skip_bad:
-                    raise UserError(complaint(complaints))
-        pack(partial, store, good)
+                    raise UserError(_complaint(complaints))
+        _pack(partial, store, good)
         np.save(partial / "good.npy", good)
         meta = {"complaints": sorted(complaints), "about": describe()}
         (partial / "meta.json").write_text(json.dumps(meta))
@@ -115,7 +115,7 @@ def build(
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_leftovers(folder: Path) -> None:
+def _remove_leftovers(folder: Path) -> None:
     """Half-built entries of processes that are no more."""
     for path in folder.glob("*.partial"):
         owner = path.name.split(".")[-2]
@@ -123,7 +123,7 @@ def remove_leftovers(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def new_map(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+def _new_map(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """A memory map with its space on disk reserved: a full disk is an error now, not a crash later."""
     store = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     with path.open("r+b") as stream:
@@ -131,13 +131,13 @@ def new_map(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return store
 
 
-def pack(folder: Path, store: NDArray[np.uint8], good: NDArray[np.bool_]) -> None:
+def _pack(folder: Path, store: NDArray[np.uint8], good: NDArray[np.bool_]) -> None:
     """Keep the readable images only."""
     store.flush()  # type: ignore[attr-defined]
     if good.all():
         (folder / "all.npy").rename(folder / "images.npy")
         return
-    packed = new_map(folder / "images.npy", (int(good.sum()), *store.shape[1:]))
+    packed = _new_map(folder / "images.npy", (int(good.sum()), *store.shape[1:]))
     for to, origin in enumerate(np.flatnonzero(good)):
         packed[to] = store[origin]
     packed.flush()  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ TRAIN, TEST, VAL = ("train", "training"), ("test", "testing"), ("val", "valid", 
 
 
 @dataclass(frozen=True)
-class Scan:
+class _Scan:
     """What lies in a folder, before any image is read."""
 
     files: tuple[Path, ...]
@@ -31,7 +31,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Place:
+class _Place:
     """Where a folder stands: its class, its domain or site, and whether the source calls it test."""
 
     label: str
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class _Leaf:
     """A folder without subfolders, its path's parts below the root, and its files."""
 
     folder: Path
@@ -48,18 +48,18 @@ class Leaf:
     files: tuple[str, ...]
 
 
-def leaves(root: Path) -> list[Leaf]:
+def leaves(root: Path) -> list[_Leaf]:
     """All leaves in the order of their names, links followed, hidden names passed over; an empty one is a leaf too."""
     found = []
     for base, directories, files in os.walk(root, followlinks=True):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
         if not directories and Path(base) != root:
             names = tuple(sorted(name for name in files if not name.startswith(".")))
-            found.append(Leaf(Path(base), Path(base).relative_to(root).parts, names))
+            found.append(_Leaf(Path(base), Path(base).relative_to(root).parts, names))
     return found
 
 
-def part_of(name: str) -> str | None:
+def _part_of(name: str) -> str | None:
     """train, test or val, if this is what a folder's name says."""
     for part, names in (("train", TRAIN), ("test", TEST), ("val", VAL)):
         if name.lower() in names:
@@ -73,38 +73,38 @@ def looks_like_images(folder: Path) -> bool:
     return any(Path(name).suffix.lower() in SUFFIXES for files in some for name in files)
 
 
-def place(parts: tuple[str, ...], root: Path, layout: Layout) -> Place:
+def place(parts: tuple[str, ...], root: Path, layout: Layout) -> _Place:
     """Read a leaf's path: train or test may stand first or second, then [domain or site,] class."""
     names = list(parts)
     part = None
     for position in range(min(2, len(names) - 1)):
-        part = part_of(names[position])
+        part = _part_of(names[position])
         if part is not None:
             names.pop(position)
             break
     if len(names) == 1 and layout in ("auto", "class"):
-        return Place(names[0], None, part)
+        return _Place(names[0], None, part)
     if len(names) == 2 and layout in ("auto", "domain", "site"):
-        return Place(names[1], names[0], part)
+        return _Place(names[1], names[0], part)
     wanted = {"class": "class/image", "auto": "class/image or site/class/image"}.get(layout, f"{layout}/class/image")
     raise UserError(f"expected {wanted} in {root}, found a folder {'/'.join(parts)}; --set data.layout= decides")
 
 
 def group_names(root: Path, layout: Layout) -> tuple[str, ...]:
     """The domains or sites below a folder; none where classes come first."""
-    if layout in ("class", "tiny_imagenet") or is_tiny_imagenet(root):
+    if layout in ("class", "tiny_imagenet") or _is_tiny_imagenet(root):
         return ()
     return tuple(sorted({g for leaf in leaves(root) if (g := place(leaf.parts, root, layout).group) is not None}))
 
 
-def is_tiny_imagenet(root: Path) -> bool:
+def _is_tiny_imagenet(root: Path) -> bool:
     return (root / "wnids.txt").is_file() and (root / "train").is_dir()
 
 
-def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> Scan:
+def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
     """Every image file with its class, group and part."""
-    if layout == "tiny_imagenet" or (layout == "auto" and is_tiny_imagenet(root)):
-        return scan_tiny_imagenet(root)
+    if layout == "tiny_imagenet" or (layout == "auto" and _is_tiny_imagenet(root)):
+        return _scan_tiny_imagenet(root)
     placed = [
         (leaf.folder, place(leaf.parts, root, layout), [leaf.folder / name for name in leaf.files])
         for leaf in leaves(root)
@@ -115,7 +115,7 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> Scan:
         plain = next(folder for folder, where, _ in placed if where.group is None)
         deep = next(folder for folder, where, _ in placed if where.group is not None)
         raise UserError(f"{root} mixes class/image ({plain.name}) and site/class/image ({deep.relative_to(root)})")
-    names = agreed_classes(root, [(where, files) for _, where, files in placed], class_list)
+    names = _agreed_classes(root, [(where, files) for _, where, files in placed], class_list)
     groups = tuple(sorted({where.group for _, where, _ in placed if where.group is not None}))
     parts = {where.part for _, where, _ in placed}
     test_part = "test" if "test" in parts else "val" if "val" in parts and "train" in parts else None
@@ -126,7 +126,7 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> Scan:
             labels.append(names.index(where.label))
             tests.append(where.part == test_part)
             owners.append(groups.index(where.group) if where.group is not None else 0)
-    return Scan(
+    return _Scan(
         tuple(files),
         np.array(labels, dtype=np.int64),
         names,
@@ -136,8 +136,8 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> Scan:
     )
 
 
-def agreed_classes(
-    root: Path, placed: Sequence[tuple[Place, list[Path]]], class_list: Sequence[str]
+def _agreed_classes(
+    root: Path, placed: Sequence[tuple[_Place, list[Path]]], class_list: Sequence[str]
 ) -> tuple[str, ...]:
     """The class names of all sites, which must agree unless `data.class_names` lists them."""
     by_group: dict[str | None, set[str]] = {}
@@ -161,9 +161,9 @@ def agreed_classes(
     return tuple(sorted(every))
 
 
-def scan_tiny_imagenet(root: Path) -> Scan:
+def _scan_tiny_imagenet(root: Path) -> _Scan:
     """train/WNID/images/*, and val/images/* with val_annotations.txt, or val/WNID/..., as the test set."""
-    if not is_tiny_imagenet(root):
+    if not _is_tiny_imagenet(root):
         raise UserError(f"{root} is not Tiny-ImageNet's layout: expected wnids.txt, train/ and val/")
     ids = (root / "wnids.txt").read_text().split()
     numbers = {name: label for label, name in enumerate(ids)}
@@ -180,7 +180,7 @@ def scan_tiny_imagenet(root: Path) -> Scan:
                 files += chosen
                 labels += [numbers[leaf.parts[0]]] * len(chosen)
                 tests += [part == "val"] * len(chosen)
-    for image, name in annotations(root / "val" / "val_annotations.txt") if not any(tests) else []:
+    for image, name in _annotations(root / "val" / "val_annotations.txt") if not any(tests) else []:
         if name not in numbers:
             raise UserError(f"{root}/val/val_annotations.txt names the class {name!r}, which wnids.txt does not list")
         files.append(root / "val" / "images" / image)
@@ -190,10 +190,10 @@ def scan_tiny_imagenet(root: Path) -> Scan:
     if missing:
         raise UserError(f"{root} has no images of {', '.join(missing[:5])}, which wnids.txt lists")
     names = tuple(words.get(name, name).split(",")[0] for name in ids)
-    return Scan(tuple(files), np.array(labels, dtype=np.int64), names, np.array(tests), None, ())
+    return _Scan(tuple(files), np.array(labels, dtype=np.int64), names, np.array(tests), None, ())
 
 
-def annotations(path: Path) -> list[tuple[str, str]]:
+def _annotations(path: Path) -> list[tuple[str, str]]:
     """File and class of each validation image."""
     if not path.is_file():
         raise UserError(f"no {path}: Tiny-ImageNet's test images need it, or folders val/WNID")

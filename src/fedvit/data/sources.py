@@ -26,13 +26,13 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
 
     Without a size a folder's images are not read: that is enough to see who would own what.
     """
-    name, path = settings.name, locate(settings)
+    name, path = settings.name, _locate(settings)
     if name == "digits":
         whole = load_digits()
     elif name in TORCHVISION:
         whole = from_torchvision(name, settings)
     elif path is not None and path.is_dir():
-        whole = from_folder(path, settings, None if size is None else settings.size or size)
+        whole = _from_folder(path, settings, None if size is None else settings.size or size)
     elif path is not None:
         whole = from_npz(path)
     else:
@@ -40,7 +40,7 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
     return whole
 
 
-def locate(settings: DataSettings) -> Path | None:
+def _locate(settings: DataSettings) -> Path | None:
     """The folder or npz file that `data.name` means: as named, or in the data folder."""
     if settings.name == "digits" or settings.name in TORCHVISION:
         return None
@@ -70,7 +70,7 @@ def groups_of(settings: DataSettings) -> tuple[str, ...]:
     """The domains or sites of a folder, without reading its images; none for any other source."""
     if settings.site is not None:
         return (settings.site,)
-    path = locate(settings)
+    path = _locate(settings)
     return folders.group_names(path, settings.layout) if path is not None and path.is_dir() else ()
 
 
@@ -127,7 +127,7 @@ def from_npz(path: Path) -> Dataset:
     return Dataset(path.stem, join_parts(images, path), numbers, names, np.concatenate(tests))
 
 
-def from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset:
+def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset:
     """Image folders of any layout, decoded once into the cache; without a size they are only looked at."""
     found = folders.scan(root, settings.layout, settings.class_list)
     count = len(found.files)

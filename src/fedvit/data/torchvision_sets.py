@@ -51,7 +51,7 @@ def from_torchvision(name: str, settings: DataSettings) -> Dataset:
     kind = getattr(torchvision.datasets, TORCHVISION[name][0])
     try:
         if name == "pcam":
-            return from_pcam(kind, settings)
+            return _from_pcam(kind, settings)
         parts = [kind(settings.folder, train=train, download=settings.download) for train in (True, False)]
     except (RuntimeError, OSError, ImportError, ValueError, EOFError) as problem:
         fetch = "" if settings.download else ", or fetch them with --set data.download=true"
@@ -65,7 +65,7 @@ def from_torchvision(name: str, settings: DataSettings) -> Dataset:
     return Dataset(name, images, labels, tuple(map(str, parts[0].classes)), test)
 
 
-def from_pcam(kind: Any, settings: DataSettings) -> Dataset:
+def _from_pcam(kind: Any, settings: DataSettings) -> Dataset:
     """PatchCamelyon: too large for memory, so its images go through the cache once; val joins train."""
     assert settings.folder is not None
     for split in PCAM_SPLITS:

@@ -37,7 +37,7 @@ def first_learned(module: nn.Module, trainable: Collection[str]) -> Start | None
         return Start(classifier=heads[0])
     if not isinstance(module, VisionTransformer):
         return None
-    block = min(first_block(name, len(module.blocks)) for name in trainable)
+    block = min(_first_block(name, len(module.blocks)) for name in trainable)
     return Start(block=block) if block else None
 
 
@@ -45,7 +45,7 @@ def lies_under(name: str, paths: Collection[str]) -> bool:
     return any(name == path or name.startswith(path + ".") for path in paths)
 
 
-def first_block(name: str, depth: int) -> int:
+def _first_block(name: str, depth: int) -> int:
     """The number of blocks that come before a weight of a ViT."""
     if name.startswith("blocks."):
         return int(name.split(".")[1])
@@ -63,10 +63,10 @@ def is_random_before(module: nn.Module, start: Start) -> bool:
 
 def accept_activations_(module: nn.Module, start: Start) -> None:
     """Let the module also take the activations at `start` in place of images; they have fewer axes."""
-    module.forward = partial(forward, module, start)  # a partial, so that a copy of the module means itself
+    module.forward = partial(_forward, module, start)  # a partial, so that a copy of the module means itself
 
 
-def forward(module: nn.Module, start: Start, x: Tensor) -> Tensor:
+def _forward(module: nn.Module, start: Start, x: Tensor) -> Tensor:
     if x.ndim == 4:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     if start.classifier:

@@ -55,7 +55,7 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
         memory = {k.removeprefix("memory:"): v for k, v in groups.items() if k.startswith("memory:")}
         store.versions = manifest["clients"]
         if clean:
-            sweep(folder, manifest["round"])
+            _sweep(folder, manifest["round"])
             current = {version["file"] for version in store.versions.values()}
             older = sorted(f"clients/{path.name}" for path in folder.glob("clients/*"))
             store.superseded = [(manifest["round"], file) for file in older if file not in current]
@@ -76,7 +76,7 @@ def whole(folder: Path, version: Version) -> bytes:
     return blob
 
 
-def sweep(folder: Path, round_: int) -> None:
+def _sweep(folder: Path, round_: int) -> None:
     """Remove what no generation up to this round needs: newer files of a lost round, and half-written ones."""
     needed = set()
     for path in folder.glob("manifest-*.json"):

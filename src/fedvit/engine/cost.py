@@ -25,23 +25,23 @@ def cost(experiment: Experiment, classes: int) -> dict[str, Any]:
     """
     net = make_net(experiment, classes, torch.device("cpu"))
     if isinstance(net.plan, SplitPlan):
-        return split_cost(net, experiment)
+        return _split_cost(net, experiment)
     plan = net.plan
     down = Payload() if plan.pooled else plan.dispatch(net.server([]), "0")
     net = net.at(window_of(down))
     return {
         "params": net.params(),
-        "nbytes": {"down": down.nbytes, "up": up_nbytes(net)},
+        "nbytes": {"down": down.nbytes, "up": _up_nbytes(net)},
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         "memory_nbytes": net.memory_nbytes,
         "training_passes": plan.passes(experiment.train.epochs),
         "probe_passes": 0,
-        **variations(experiment, classes, net),
+        **_variations(experiment, classes, net),
         **plan.costs(net.bare_client()),
     }
 
 
-def variations(experiment: Experiment, classes: int, net: Net) -> dict[str, Any]:
+def _variations(experiment: Experiment, classes: int, net: Net) -> dict[str, Any]:
     """What differs from the first round, or from a client with the first rate."""
     found: dict[str, Any] = {}
     rates = sorted({rate.rpartition("=")[2] for rate in str(experiment.method.get("rates", "")).split(",") if rate})
@@ -52,11 +52,11 @@ def variations(experiment: Experiment, classes: int, net: Net) -> dict[str, Any]
         last = experiment.train.rounds
         late = net.federated.dispatch(replace(net.server([]), round=last - 1), "0").nbytes
         if late != net.federated.dispatch(net.server([]), "0").nbytes:
-            found["nbytes_last_round"] = {"down": late, "up": up_nbytes(net, last)}
+            found["nbytes_last_round"] = {"down": late, "up": _up_nbytes(net, last)}
     return found
 
 
-def split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
+def _split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
     """The same for split learning, where bytes grow with the steps; those given are of one step of one client."""
     costs = split_costs(net, experiment.train.batch)
     return {
@@ -110,7 +110,7 @@ def step_nbytes(net: Net, split: SplitPlan, parts: Parts, batch: int) -> dict[st
     return {"down": batch * channel.down["0"], "up": batch * channel.up["0"]}
 
 
-def up_nbytes(net: Net, round_: int = 1) -> int:
+def _up_nbytes(net: Net, round_: int = 1) -> int:
     """The size of the report that a client would send after training nothing."""
     plan = net.federated
     if plan.pooled:

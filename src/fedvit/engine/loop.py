@@ -64,7 +64,7 @@ def federate(
                 views = summarize(scores, test_samples)
                 found = evaluate_server(server.shared, number, scores) if evaluate_server is not None else None
                 if found is not None:
-                    views["server"] = server_view(found)
+                    views["server"] = _server_view(found)
         row = {
             "round": number,
             "cohort": cohort,
@@ -189,7 +189,7 @@ def view_names(scores: Scores) -> list[str]:
     return [key.removesuffix("_balanced_accuracy") for key in keys if all(key in score for score in scores.values())]
 
 
-def server_view(score: Mapping[str, float]) -> dict[str, float | None]:
+def _server_view(score: Mapping[str, float]) -> dict[str, float | None]:
     """One model on one test set: there are no clients to take a deviation over."""
     spread = dict.fromkeys(("std", "worst_decile", "best_decile"))
     return {

@@ -166,11 +166,11 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
             "choose another tune, such as full or bias"
         )
     if isinstance(plan, SplitPlan):
-        check_split_settings(experiment, plan)
+        _check_split_settings(experiment, plan)
     else:
         plan.check(module, roles)
     for simpler in (METHODS["fedavg"](), METHODS["local"](), METHODS["fedper"]()):
-        if differ_in_roles_only(plan, simpler):
+        if _differ_in_roles_only(plan, simpler):
             same = assign(module, simpler.roles, trainable_names(module, tune, simpler.build)) == roles
             if same and plan.name != simpler.name:
                 log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
@@ -181,7 +181,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         load_(state(module), tree.pick(fresh, names))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     module = module.to(device)
-    skips = may_skip_tokens(plan, roles, experiment)
+    skips = _may_skip_tokens(plan, roles, experiment)
     if skips:
         skip_unread_tokens_(module)
     return Net(
@@ -194,12 +194,12 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         frozen=tree.pick(tensors, roles.frozen),
         live=state(module),
         classes=classes,
-        compiled=compile_module(module) if experiment.train.compile else None,
+        compiled=_compile_module(module) if experiment.train.compile else None,
         skips=skips,
     )
 
 
-def compile_module(module: nn.Module) -> Predictor:
+def _compile_module(module: nn.Module) -> Predictor:
     """The module as torch.compile makes it at its first batch; on a CPU that takes a C++ compiler."""
     if next(module.parameters()).device.type == "cpu" and not (os.environ.get("CXX") or shutil.which("g++")):
         raise UserError(
@@ -209,7 +209,7 @@ def compile_module(module: nn.Module) -> Predictor:
     return made
 
 
-def may_skip_tokens(plan: Method, roles: Roles, experiment: Experiment) -> bool:
+def _may_skip_tokens(plan: Method, roles: Roles, experiment: Experiment) -> bool:
     """Whether all that anybody sees of the last block goes through the classifier.
 
     Not where activations cross, and not for a stranger's plan or module, which may look at tokens. Nor where only what
@@ -220,7 +220,7 @@ def may_skip_tokens(plan: Method, roles: Roles, experiment: Experiment) -> bool:
     return isinstance(plan, Plan) and ours and not behind
 
 
-def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
+def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
     """Settings that mean nothing where activations cross instead of weights are refused, not ignored."""
     run = experiment.run
     if run.before_after or run.evaluate == "in_round" or experiment.train.weighting == "samples":
@@ -234,7 +234,7 @@ def check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
         raise UserError("black_box=true leaves the head as it is, and init=random would leave it random: choose one")
 
 
-def differ_in_roles_only(a: Method, b: Method) -> bool:
+def _differ_in_roles_only(a: Method, b: Method) -> bool:
     """Whether two plans would be the same if their weights had the same roles."""
     if isinstance(a, SplitPlan) or isinstance(b, SplitPlan):
         return False

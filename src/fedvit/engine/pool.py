@@ -47,7 +47,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Done:
+class _Done:
     """What a process sends back; `problem` is a user's mistake or a traceback."""
 
     up: SharedMessage | None = None
@@ -96,7 +96,7 @@ class WorkerPool:
                 device_of(worker.experiment.run.devices, number),
                 count + 1,
             )
-            process = context.Process(target=serve_tasks, args=arguments, name=f"fedvit-{number}", daemon=True)
+            process = context.Process(target=_serve_tasks, args=arguments, name=f"fedvit-{number}", daemon=True)
             process.start()
             theirs.close()  # so that the end of a process is seen as the end of its pipe
             self.connections.append(ours)
@@ -186,7 +186,7 @@ class WorkerPool:
             assert isinstance(ready, Connection)
             name = running.pop(ready)
             try:
-                done: Done = ready.recv()
+                done: _Done = ready.recv()
             except (EOFError, OSError) as problem:
                 raise RuntimeError(
                     f"the worker process of client {name} has died; was it out of memory? --workers 1 takes less"
@@ -216,7 +216,7 @@ def device_of(devices: Sequence[str], number: int) -> str:
     return devices[number % len(devices)]
 
 
-def serve_tasks(
+def _serve_tasks(
     connection: Connection,
     experiment: Experiment,
     empty: Dataset,
@@ -227,7 +227,7 @@ def serve_tasks(
     processes: int,
 ) -> None:
     """A worker process: build the model once, then play clients until the pipe is closed."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(experiment.run.threads)
     worker: Worker | None = None
     down: Payload | None = None
@@ -247,21 +247,21 @@ def serve_tasks(
                 assert down is not None
                 done = work(worker, rooms, job, down)
             except UserError as problem:
-                done = Done(problem=str(problem), mistake=True)
+                done = _Done(problem=str(problem), mistake=True)
             except Exception:  # whatever it is, the parent must hear of it
-                done = Done(problem=traceback.format_exc())
+                done = _Done(problem=traceback.format_exc())
             connection.send(done)
 
 
-def work(worker: Worker, rooms: SharedBuffers, job: Job, down: Payload) -> Done:
+def work(worker: Worker, rooms: SharedBuffers, job: Job, down: Payload) -> _Done:
     memory = memory_from_bytes(rooms.memory.take(job.memory))
     if job.task == "evaluate":
-        return Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
+        return _Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
     up, kept = worker.train(job.client, down, memory)
-    return Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)), peak_rss_mb())
+    return _Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)), peak_rss_mb())
 
 
-def end_with_parent() -> None:
+def _end_with_parent() -> None:
     """A parent that was killed closes no pipes that we read while we compute: wait for its end."""
     parent = parent_process()
     assert parent is not None

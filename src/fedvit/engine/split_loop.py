@@ -156,7 +156,7 @@ def federate_split(
         ledger = Ledger()
         cohort = sample_cohort(names, experiment, number)
         with ledger.phase("train"):
-            server, loss, failed = split_round(net, parts, server, clients, experiment, cohort, number, ledger)
+            server, loss, failed = _split_round(net, parts, server, clients, experiment, cohort, number, ledger)
         with ledger.phase("store"):
             clients.commit(number)
         scores, views = None, None
@@ -191,7 +191,7 @@ def server_side(
     )  # fmt: skip
 
 
-def split_round(
+def _split_round(
     net: Net,
     parts: Parts,
     server: Server,

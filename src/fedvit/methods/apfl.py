@@ -27,7 +27,7 @@ Mode = Literal["paper", "fork"]
 PULL = 0.02
 
 
-def mixture(client: Client, shared: Tree, own: Tree, alpha: float) -> Tree:
+def _mixture(client: Client, shared: Tree, own: Tree, alpha: float) -> Tree:
     """The mixed parameters; batch statistics are the own model's."""
     parameters = {name for name, _ in client.module.named_parameters()}
     return {
@@ -42,8 +42,8 @@ def stepped(alpha: float, lr: float, own: Tree, shared: Tree, slopes: Tree) -> f
     return min(1.0, max(0.0, alpha - lr * (float(inner) + PULL * alpha)))
 
 
-def train_both(client: Client, start: Tree, mode: Mode, alpha: float, adaptive: bool) -> Tree:
-    alpha = recalled(client, alpha)
+def _train_both(client: Client, start: Tree, mode: Mode, alpha: float, adaptive: bool) -> Tree:
+    alpha = _recalled(client, alpha)
     shared, own = Learner(client, start), Learner(client, client.recall("own"))
     with training(client, client.roles.trainable) as batches:
         for number, (x, y) in enumerate(batches):
@@ -54,28 +54,28 @@ def train_both(client: Client, start: Tree, mode: Mode, alpha: float, adaptive: 
                     mixed = {name: torch.lerp(slope[name], own_slope[name], alpha) for name in slope}
                     alpha = stepped(alpha, client.settings.lr, own.weights, shared.weights, mixed)
                 continue
-            _, slope = gradient(client, mixture(client, shared.weights, own.weights, alpha), x, y)
+            _, slope = gradient(client, _mixture(client, shared.weights, own.weights, alpha), x, y)
             along = {name: alpha * g for name, g in slope.items()}
             if adaptive and number == 0:
                 alpha = stepped(alpha, client.settings.lr, own.weights, shared.weights, slope)
             own.step(along)
     end, mine = shared.end(), own.end()
     client.memory["alpha"] = alpha
-    client.memory["own"] = mixture(client, end, mine, alpha) if mode == "fork" else mine
+    client.memory["own"] = _mixture(client, end, mine, alpha) if mode == "fork" else mine
     note_loss(client, shared.losses, {**end, **{f"own {name}": tensor for name, tensor in mine.items()}})
     return end
 
 
-def recalled(client: Client, alpha: float) -> float:
+def _recalled(client: Client, alpha: float) -> float:
     known = client.memory.get("alpha", alpha)
     assert isinstance(known, float)
     return known
 
 
-def mixed_model(client: Client, down: Payload, mode: Mode, alpha: float) -> Mapping[str, Tree]:
+def _mixed_model(client: Client, down: Payload, mode: Mode, alpha: float) -> Mapping[str, Tree]:
     own = client.recall("own")
     if mode == "paper":
-        own = mixture(client, down.trees["shared"], own, recalled(client, alpha))
+        own = _mixture(client, down.trees["shared"], own, _recalled(client, alpha))
     return {"personal": own}
 
 
@@ -87,8 +87,8 @@ def plan(
     first = alpha if alpha is not None else {"paper": 0.5, "fork": 0.25}[mode]
     return Plan(
         name="apfl",
-        local=partial(train_both, mode=mode, alpha=float(first), adaptive=adaptive),
-        views=partial(mixed_model, mode=mode, alpha=float(first)),
+        local=partial(_train_both, mode=mode, alpha=float(first), adaptive=adaptive),
+        views=partial(_mixed_model, mode=mode, alpha=float(first)),
         remembers=lambda module, trainable: {"own": trainable},
         passes=lambda epochs: 2.0,
     )

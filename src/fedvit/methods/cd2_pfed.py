@@ -36,7 +36,7 @@ from fedvit.models.plugins.attach import head_names
 Ramp = partial[float]  # round to the private share in it
 
 
-def private_share(round_: int, share: float, ramp: int) -> float:
+def _private_share(round_: int, share: float, ramp: int) -> float:
     return share * (1.0 if ramp == 1 else min(1.0, (round_ - 1) / (ramp - 1)))
 
 
@@ -62,7 +62,7 @@ def places(module: nn.Module, weights: Mapping[str, Tensor]) -> Tree:
     return found
 
 
-def channels(place: Tensor, private: float) -> tuple[int, Tensor]:
+def _channels(place: Tensor, private: float) -> tuple[int, Tensor]:
     """The axis of a tensor's channels and the indices of the shared ones."""
     axis = next((i for i, size in enumerate(place.shape) if size > 1), 0)
     return axis, (place.flatten() < 1 - private).nonzero().flatten()
@@ -70,25 +70,25 @@ def channels(place: Tensor, private: float) -> tuple[int, Tensor]:
 
 def cut(weights: Tree, place: Tree, private: float) -> Tree:
     """The shared channels alone."""
-    return {name: tensor.index_select(*channels(place[name], private)) for name, tensor in weights.items()}
+    return {name: tensor.index_select(*_channels(place[name], private)) for name, tensor in weights.items()}
 
 
 def paste(whole: Tree, cuts: Tree, place: Tree, private: float) -> Tree:
     """`whole` with its shared channels replaced."""
-    return {**whole, **{n: whole[n].index_copy(*channels(place[n], private), part) for n, part in cuts.items()}}
+    return {**whole, **{n: whole[n].index_copy(*_channels(place[n], private), part) for n, part in cuts.items()}}
 
 
-def send_channels(server: Server, client: str, ramp: Ramp) -> Payload:
+def _send_channels(server: Server, client: str, ramp: Ramp) -> Payload:
     private = ramp(server.round + 1)
     return Payload({"channels": cut(server.shared, server.memory["places"], private)}, {"private": private})
 
 
-def own_channels_kept(client: Client, down: Payload) -> Tree:
+def _own_channels_kept(client: Client, down: Payload) -> Tree:
     place = places(client.module, client.initial)
     return paste(client.recall("own"), down.trees["channels"], place, down.scalars["private"])
 
 
-def symmetric_kl(a: Tensor, b: Tensor, temperature: float) -> Tensor:
+def _symmetric_kl(a: Tensor, b: Tensor, temperature: float) -> Tensor:
     a, b = (F.log_softmax(logits.float() / temperature, dim=1) for logits in (a, b))
     return 0.5 * ((a.exp() - b.exp()) * (a - b)).sum(1).mean()
 
@@ -108,12 +108,12 @@ def two_way_loss(client: Client, private: float, weight: float, temperature: flo
             masked = {name: p * ((place[name] < 1 - private) == keep_shared) for name, p in learned.items()}
             scratch = {name: buffer.clone() for name, buffer in client.module.named_buffers()}
             outputs.append(functional_call(client.module, {**scratch, **masked}, (x,)))
-        return value + weight * symmetric_kl(outputs[0], outputs[1], temperature)
+        return value + weight * _symmetric_kl(outputs[0], outputs[1], temperature)
 
     return loss
 
 
-def train_both(client: Client, start: Tree, ramp: Ramp, weight: float, temperature: float, beta: float) -> Tree:
+def _train_both(client: Client, start: Tree, ramp: Ramp, weight: float, temperature: float, beta: float) -> Tree:
     loss = two_way_loss(client, ramp(client.round), weight, temperature)
     if beta == 1:
         end = descend(client, start, loss=loss)
@@ -126,11 +126,11 @@ def train_both(client: Client, start: Tree, ramp: Ramp, weight: float, temperatu
     return end
 
 
-def report_channels(client: Client, start: Tree, end: Tree, ramp: Ramp) -> Payload:
+def _report_channels(client: Client, start: Tree, end: Tree, ramp: Ramp) -> Payload:
     return Payload({"channels": cut(end, places(client.module, end), ramp(client.round))})
 
 
-def average_channels(server: Server, reports: Iterable[Report], ramp: Ramp) -> Server:
+def _average_channels(server: Server, reports: Iterable[Report], ramp: Ramp) -> Server:
     mean = tree.mean((r.weight, r.payload.trees["channels"]) for r in reports)
     return replace(server, shared=paste(server.shared, mean, server.memory["places"], ramp(server.round + 1)))
 
@@ -142,16 +142,16 @@ def plan(
     temperature: Positive = 1.0,
     beta: Fraction = 1.0,
 ) -> Plan:
-    grows = partial(private_share, share=share, ramp=ramp)
+    grows = partial(_private_share, share=share, ramp=ramp)
     return Plan(
         name="cd2_pfed",
         start=lambda module, shared: {"places": places(module, shared)},
-        dispatch=partial(send_channels, ramp=grows),
-        merge=own_channels_kept,
-        local=partial(train_both, ramp=grows, weight=weight, temperature=temperature, beta=beta),
-        report=partial(report_channels, ramp=grows),
-        aggregate=partial(average_channels, ramp=grows),
-        views=lambda client, down: {"personal": own_channels_kept(client, down)},
+        dispatch=partial(_send_channels, ramp=grows),
+        merge=_own_channels_kept,
+        local=partial(_train_both, ramp=grows, weight=weight, temperature=temperature, beta=beta),
+        report=partial(_report_channels, ramp=grows),
+        aggregate=partial(_average_channels, ramp=grows),
+        views=lambda client, down: {"personal": _own_channels_kept(client, down)},
         remembers=lambda module, trainable: {"own": trainable},
         passes=lambda epochs: 1.0 if share == 0 or (share == 1 and ramp == 1) else 3.0,
     )

@@ -19,7 +19,7 @@ from fedvit.models.groups import group
 from fedvit.models.plugins.specs import Offset
 
 
-def train_with_offset(client: Client, start: Tree, offset_lr: float | None) -> Tree:
+def _train_with_offset(client: Client, start: Tree, offset_lr: float | None) -> Tree:
     rate = offset_lr or client.settings.lr / 5  # the authors' 1e-3 beside 5e-3
 
     def optimizer(parameters: Named) -> Optimizer:
@@ -37,6 +37,6 @@ def plan(a: Share = 0.2, offset_lr: Positive | None = None) -> Plan:
         name="distrans",
         build=(Offset(a),),
         roles=((group(Offset.kind), PERSONAL), (everything, SHARED)),
-        local=partial(train_with_offset, offset_lr=offset_lr),
+        local=partial(_train_with_offset, offset_lr=offset_lr),
         weighting="equal",
     )

@@ -15,21 +15,21 @@ from fedvit.core.training import descend, toward
 from fedvit.core.tree import Tree
 
 
-def train_both(client: Client, start: Tree, lam: float, epochs: int | None) -> Tree:
+def _train_both(client: Client, start: Tree, lam: float, epochs: int | None) -> Tree:
     own = descend(client, client.recall("own"), epochs=epochs, adjust=toward(client, start, lam))
     client.memory["own"] = own
     return descend(client, start)
 
 
-def own_copy(client: Client, down: Payload) -> Mapping[str, Tree]:
+def _own_copy(client: Client, down: Payload) -> Mapping[str, Tree]:
     return {"personal": client.recall("own")}
 
 
 def plan(lam: NotNegative = 0.75, epochs: Count | None = None) -> Plan:
     return Plan(
         name="ditto",
-        local=partial(train_both, lam=lam, epochs=epochs),
-        views=own_copy,
+        local=partial(_train_both, lam=lam, epochs=epochs),
+        views=_own_copy,
         remembers=lambda module, trainable: {"own": trainable},
         passes=lambda own: 1 + (epochs or own) / own,
     )

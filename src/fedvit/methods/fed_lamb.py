@@ -47,12 +47,12 @@ class Lamb(Optimizer):
             theta.sub_(self.param_groups[0]["lr"] * torch.where(scale > 0, scale, 1.0) * (update / length))
 
 
-def keep_peak(client: Client, down: Payload) -> Tree:
+def _keep_peak(client: Client, down: Payload) -> Tree:
     client.scratch["peak"] = down.trees["second"]
     return overwrite(client, down)
 
 
-def local_lamb(client: Client, start: Tree, betas: tuple[float, float], eps: float) -> Tree:
+def _local_lamb(client: Client, start: Tree, betas: tuple[float, float], eps: float) -> Tree:
     settings = client.settings
     peak = {name: tensor.to(settings.device) for name, tensor in client.scratch["peak"].items()}
     second: Tree = {}
@@ -67,12 +67,12 @@ def local_lamb(client: Client, start: Tree, betas: tuple[float, float], eps: flo
     return end
 
 
-def report_both(client: Client, start: Tree, end: Tree) -> Payload:
+def _report_both(client: Client, start: Tree, end: Tree) -> Payload:
     second = client.scratch.get("second") or zeros(end)
     return Payload({"shared": tree.pick(end, client.roles.shared), "second": second})
 
 
-def raise_peak(server: Server, reports: Iterable[Report]) -> Server:
+def _raise_peak(server: Server, reports: Iterable[Report]) -> Server:
     mean = means(reports)
     peak = {name: torch.maximum(old, mean["second"][name]) for name, old in server.memory["second"].items()}
     return replace(server, shared=mean["shared"], memory={"second": peak})
@@ -83,8 +83,8 @@ def plan(beta1: Share = 0.9, beta2: Share = 0.999, eps: Positive = 1e-8) -> Plan
         name="fed_lamb",
         start=lambda module, shared: {"second": zeros(shared)},
         dispatch=lambda server, client: Payload({"shared": server.shared, "second": server.memory["second"]}),
-        merge=keep_peak,
-        local=partial(local_lamb, betas=(beta1, beta2), eps=eps),
-        report=report_both,
-        aggregate=raise_peak,
+        merge=_keep_peak,
+        local=partial(_local_lamb, betas=(beta1, beta2), eps=eps),
+        report=_report_both,
+        aggregate=_raise_peak,
     )

@@ -34,7 +34,7 @@ def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     return F.cross_entropy(logits + counts.to(logits).clamp(min=1e-12).log(), y)
 
 
-def two_heads(client: Client, start: Tree, hyper: bool, hyper_lr: float) -> Tree:
+def _two_heads(client: Client, start: Tree, hyper: bool, hyper_lr: float) -> Tree:
     counts = client.data.class_counts
     seconds = list(client.module.second_head.children())  # type: ignore[union-attr]
 
@@ -67,7 +67,7 @@ def teach_maker(client: Client, end: Tree, lr: float) -> Tree:
     return tree.overlay(end, stepped)
 
 
-def make_head(client: Client, down: Payload) -> Tree:
+def _make_head(client: Client, down: Payload) -> Tree:
     """merge of the hypernetwork version: the personal head is made anew."""
     start = overwrite(client, down)
     names = client.roles.personal
@@ -75,10 +75,10 @@ def make_head(client: Client, down: Payload) -> Tree:
     return tree.overlay(start, {n: p.view_as(start[n]).clone() for n, p in zip(names, pieces, strict=True)})
 
 
-def both_and_generic(client: Client, down: Payload, hyper: bool) -> Mapping[str, Tree]:
+def _both_and_generic(client: Client, down: Payload, hyper: bool) -> Mapping[str, Tree]:
     own = overwrite(client, down)
     if hyper and "personal" not in client.memory:
-        own = make_head(client, down)
+        own = _make_head(client, down)
     silent = {name: torch.zeros_like(own[name]) for name in client.roles.personal}
     return {"personal": own, "generic": tree.overlay(own, silent)}
 
@@ -88,7 +88,7 @@ def plan(hyper: bool = False, hyper_lr: Positive = 0.1) -> Plan:
         name="fed_rod",
         build=(SecondHead(), HeadMaker()) if hyper else (SecondHead(),),
         roles=((second_head, PERSONAL), (everything, SHARED)),
-        merge=make_head if hyper else overwrite,
-        local=partial(two_heads, hyper=hyper, hyper_lr=hyper_lr),
-        views=partial(both_and_generic, hyper=hyper),
+        merge=_make_head if hyper else overwrite,
+        local=partial(_two_heads, hyper=hyper, hyper_lr=hyper_lr),
+        views=partial(_both_and_generic, hyper=hyper),
     )

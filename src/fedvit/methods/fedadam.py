@@ -16,7 +16,7 @@ from fedvit.core.settings import Positive, Share
 from fedvit.methods.fedavgm import zeros
 
 
-def adam(server: Server, reports: Iterable[Report], beta1: float, beta2: float, tau: float, lr: float) -> Server:
+def _adam(server: Server, reports: Iterable[Report], beta1: float, beta2: float, tau: float, lr: float) -> Server:
     shared = dict(average(server, reports).shared)
     first, second = {}, {}
     for name, old in server.memory["first"].items():
@@ -34,5 +34,5 @@ def plan(beta1: Share = 0.9, beta2: Share = 0.99, tau: Positive = 1e-3, server_l
             "first": zeros(shared),
             "second": {name: torch.full_like(tensor, tau**2) for name, tensor in zeros(shared).items()},
         },
-        aggregate=partial(adam, beta1=beta1, beta2=beta2, tau=tau, lr=server_lr),
+        aggregate=partial(_adam, beta1=beta1, beta2=beta2, tau=tau, lr=server_lr),
     )

@@ -29,27 +29,27 @@ from fedvit.models.groups import head
 SETTLED, WATCHED = 0.1, 10  # the deviation of so many epochs' losses at which W's first learning ends
 
 
-def last_tensors(module: nn.Module, weights: Tree, p: int) -> list[str]:
+def _last_tensors(module: nn.Module, weights: Tree, p: int) -> list[str]:
     """The last p tensors of a model; the classifier's come after any plugin's."""
     heads = head.match(module)
     names = [name for name in weights if not is_statistic(name)]
     return sorted(names, key=lambda name: name in heads)[-p:]
 
 
-def step(mix: Tree, slopes: Tree, way: Tree, eta: float) -> Tree:
+def _step(mix: Tree, slopes: Tree, way: Tree, eta: float) -> Tree:
     """W after one step: the chain rule gives slope * (global - last)."""
     return {name: (mix[name] - eta * slopes[name] * way[name]).clamp(0, 1) for name in mix}
 
 
-def merge(client: Client, down: Payload, eta: float, share: float, p: int, most_epochs: int) -> Tree:
+def _merge(client: Client, down: Payload, eta: float, share: float, p: int, most_epochs: int) -> Tree:
     received, last, known = down.trees["shared"], client.memory.get("last"), client.memory.get("mix")
     if not isinstance(last, dict):
         return received
-    names, device = last_tensors(client.module, client.initial, p), client.settings.device  # in model order
+    names, device = _last_tensors(client.module, client.initial, p), client.settings.device  # in model order
     placed = {name: tensor.to(device) for name, tensor in received.items()}
     old = {name: last[name].to(device) for name in names}
     way = {name: placed[name] - old[name] for name in names}
-    mix = {n: t.to(device) for n, t in known.items()} if isinstance(known, dict) else ones(old)
+    mix = {n: t.to(device) for n, t in known.items()} if isinstance(known, dict) else _ones(old)
     count = max(1, round(len(client.data.train) * share / 100))
     begin = int(torch.randint(len(client.data.train) - count + 1, (), generator=client.rng("ala")))
     images, losses = client.data.train[begin : begin + count], []
@@ -59,7 +59,7 @@ def merge(client: Client, down: Payload, eta: float, share: float, p: int, most_
             for x, y in image_batches(client.data, images, client.settings.batch, client.inputs, device):
                 merged = {**placed, **{name: torch.lerp(old[name], placed[name], mix[name]) for name in names}}
                 value, slopes = gradient(client, merged, x, y, only=names)
-                mix = step(mix, slopes, way, eta)
+                mix = _step(mix, slopes, way, eta)
                 total += value.item() * len(y)
             losses.append(total / count)
             if len(losses) > WATCHED and torch.tensor(losses[-WATCHED:]).std(correction=0) < SETTLED:
@@ -69,7 +69,7 @@ def merge(client: Client, down: Payload, eta: float, share: float, p: int, most_
     return tree.overlay(received, merged)
 
 
-def ones(like: Tree) -> Tree:
+def _ones(like: Tree) -> Tree:
     return {name: torch.ones_like(tensor) for name, tensor in like.items()}
 
 
@@ -85,7 +85,7 @@ def plan(
     p: Count = 2,
     most_epochs: Count = 50,
 ) -> Plan:
-    adapt = partial(merge, eta=eta, share=share, p=p, most_epochs=most_epochs)
+    adapt = partial(_merge, eta=eta, share=share, p=p, most_epochs=most_epochs)
 
     def merged_model(client: Client, down: Payload) -> Mapping[str, Tree]:
         return {"personal": adapt(client, down)}
@@ -98,6 +98,6 @@ def plan(
         passes=lambda epochs: 1 + share / 100 / 3 / epochs,  # W: a forward pass, and backward through a few tensors
         remembers=lambda module, trainable: {
             "last": trainable,
-            "mix": tree.pick(trainable, last_tensors(module, trainable, p)),
+            "mix": tree.pick(trainable, _last_tensors(module, trainable, p)),
         },
     )

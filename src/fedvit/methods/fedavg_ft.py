@@ -14,9 +14,9 @@ from fedvit.core.training import descend
 from fedvit.core.tree import Tree
 
 
-def after_epochs(client: Client, down: Payload, epochs: int | None) -> Mapping[str, Tree]:
+def _after_epochs(client: Client, down: Payload, epochs: int | None) -> Mapping[str, Tree]:
     return {"personal": descend(client, overwrite(client, down), epochs=epochs, tag="finetune")}
 
 
 def plan(epochs: Count | None = None) -> Plan:
-    return Plan(name="fedavg_ft", views=partial(after_epochs, epochs=epochs))
+    return Plan(name="fedavg_ft", views=partial(_after_epochs, epochs=epochs))

@@ -21,7 +21,7 @@ def zeros(shared: Tree) -> Tree:
     return {name: torch.zeros_like(tensor) for name, tensor in shared.items() if not is_statistic(name)}
 
 
-def push(server: Server, reports: Iterable[Report], beta: float, server_lr: float) -> Server:
+def _push(server: Server, reports: Iterable[Report], beta: float, server_lr: float) -> Server:
     shared = dict(average(server, reports).shared)
     momentum = {}
     for name, old in server.memory["momentum"].items():
@@ -34,5 +34,5 @@ def plan(beta: Share = 0.9, server_lr: Positive = 1.0) -> Plan:
     return Plan(
         name="fedavgm",
         start=lambda module, shared: {"momentum": zeros(shared)},
-        aggregate=partial(push, beta=beta, server_lr=server_lr),
+        aggregate=partial(_push, beta=beta, server_lr=server_lr),
     )

@@ -20,7 +20,9 @@ from fedvit.core.tree import Tree
 from fedvit.models.groups import head
 
 
-def after_finetuning(client: Client, down: Payload, finetune: Literal["head", "all"], steps: int) -> Mapping[str, Tree]:
+def _after_finetuning(
+    client: Client, down: Payload, finetune: Literal["head", "all"], steps: int
+) -> Mapping[str, Tree]:
     heads = head.match(client.module)
     start = tree.overlay(overwrite(client, down), tree.pick(client.frozen, sorted(heads)))
     only = heads if finetune == "head" else start.keys()
@@ -29,5 +31,5 @@ def after_finetuning(client: Client, down: Payload, finetune: Literal["head", "a
 
 
 def plan(finetune: Literal["head", "all"] = "head", steps: Count = 1) -> Plan:
-    views = partial(after_finetuning, finetune=finetune, steps=steps)
+    views = partial(_after_finetuning, finetune=finetune, steps=steps)
     return Plan(name="fedbabu", roles=((head, FROZEN), (everything, SHARED)), views=views)

@@ -32,20 +32,20 @@ def layers(module: nn.Module) -> dict[str, StatisticNoise]:
     return {name: part for name, part in module.named_modules() if isinstance(part, StatisticNoise)}
 
 
-def nothing_seen(module: nn.Module) -> Tree:
+def _nothing_seen(module: nn.Module) -> Tree:
     return {name: torch.zeros(2, layer.channels) for name, layer in layers(module).items()}
 
 
-def send_spread(server: Server, client: str) -> Payload:
+def _send_spread(server: Server, client: str) -> Payload:
     return Payload({"shared": server.shared, "spread": server.memory["spread"]})
 
 
-def hand_spread_over(client: Client, down: Payload) -> Tree:
+def _hand_spread_over(client: Client, down: Payload) -> Tree:
     client.scratch["spread"] = down.trees["spread"]
     return overwrite(client, down)
 
 
-def train_augmented(client: Client, start: Tree) -> Tree:
+def _train_augmented(client: Client, start: Tree) -> Tree:
     parts, device = layers(client.module), client.settings.device
     spread, seen = client.scratch["spread"], client.memory.get("statistics", {})
     assert isinstance(seen, dict)
@@ -61,13 +61,13 @@ def train_augmented(client: Client, start: Tree) -> Tree:
     return end
 
 
-def report_statistics(client: Client, start: Tree, end: Tree) -> Payload:
-    own = client.memory.get("statistics") or nothing_seen(client.module)
+def _report_statistics(client: Client, start: Tree, end: Tree) -> Payload:
+    own = client.memory.get("statistics") or _nothing_seen(client.module)
     assert isinstance(own, dict)
     return Payload({**report_shared(client, start, end).trees, "statistics": own})
 
 
-def average_and_compare(server: Server, reports: Iterable[Report]) -> Server:
+def _average_and_compare(server: Server, reports: Iterable[Report]) -> Server:
     """FedAvg's mean, and the variance of the statistics over this round's clients; a lone client's is 0."""
     statistics: list[Tree] = []
 
@@ -86,11 +86,11 @@ def plan(prob: Fraction = 0.5, momentum: Share = 0.99) -> Plan:
     return Plan(
         name="fedfa",
         build=(FeatureNoise(prob, momentum),),
-        start=lambda module, shared: {"spread": nothing_seen(module)},
-        dispatch=send_spread,
-        merge=hand_spread_over,
-        local=train_augmented,
-        report=report_statistics,
-        aggregate=average_and_compare,
-        remembers=lambda module, trainable: {"statistics": nothing_seen(module)},
+        start=lambda module, shared: {"spread": _nothing_seen(module)},
+        dispatch=_send_spread,
+        merge=_hand_spread_over,
+        local=_train_augmented,
+        report=_report_statistics,
+        aggregate=_average_and_compare,
+        remembers=lambda module, trainable: {"statistics": _nothing_seen(module)},
     )

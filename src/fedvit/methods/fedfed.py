@@ -50,11 +50,11 @@ def parts(weights: Tree) -> tuple[Tree, Tree]:
     return splitter, {name: tensor for name, tensor in weights.items() if name not in splitter}
 
 
-def splitter_of(client: Client) -> ImageSplitter:
+def _splitter_of(client: Client) -> ImageSplitter:
     return client.module.splitter  # type: ignore[return-value]
 
 
-def send(server: Server, client: str, distill_rounds: int) -> Payload:
+def _send(server: Server, client: str, distill_rounds: int) -> Payload:
     """Stage 1: splitter and auxiliary classifier. Stage 2: the classifier, and what the client lacks."""
     splitter, classifier = parts(server.shared)
     if server.round < distill_rounds:
@@ -66,14 +66,14 @@ def send(server: Server, client: str, distill_rounds: int) -> Payload:
     return Payload({"shared": classifier if client in added else server.shared, "features": features})
 
 
-def receive(client: Client, down: Payload) -> Tree:
+def _receive(client: Client, down: Payload) -> Tree:
     if "auxiliary" in down.trees:
         return tree.overlay(down.trees["shared"], down.trees["auxiliary"])
-    client.memory["features"] = tree.overlay(known(client), down.trees.get("features", {}))
+    client.memory["features"] = tree.overlay(_known(client), down.trees.get("features", {}))
     return down.trees["shared"]
 
 
-def known(client: Client) -> Tree:
+def _known(client: Client) -> Tree:
     kept = client.memory.get("features", {})
     assert isinstance(kept, dict)
     return kept
@@ -85,7 +85,7 @@ def splitting_loss(client: Client, mild: float, strong: float) -> Loss:
     emphasis = 10.0 if epochs < 10 else 5.0 if epochs < 20 else 1.0
 
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
-        robust, mean, log_variance = splitter_of(client)(x)
+        robust, mean, log_variance = _splitter_of(client)(x)
         noisy = [x - robust + level * torch.randn_like(x) for level in (mild, strong)]
         divergence = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum() / x.numel()
         guess = cross_entropy(model, torch.cat(noisy), torch.cat([y, y]))
@@ -100,7 +100,7 @@ def splitting_loss(client: Client, mild: float, strong: float) -> Loss:
 def residuals(client: Client, weights: Tree, mild: float, strong: float) -> Tree:
     """What this client uploads: its training images less their robust part, with noise, and the labels."""
     data, device = client.data, client.settings.device
-    splitter = splitter_of(client).eval()
+    splitter = _splitter_of(client).eval()
     placed = {name.partition(".")[2]: tensor.to(device) for name, tensor in weights.items()}
     rest = [
         (x - functional_call(splitter, placed, (x,))[0]).cpu()
@@ -118,9 +118,9 @@ def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.multinomial(weights, count, replacement=True, generator=generator)
 
 
-def with_features(client: Client) -> Loss:
+def _with_features(client: Client) -> Loss:
     """Cross-entropy of a batch and as many residuals, at both levels."""
-    features = known(client)
+    features = _known(client)
     owners = sorted({name.rpartition(":")[0] for name in features})  # arrival order would not survive a resume
     joined = {kind: torch.cat([features[f"{owner}:{kind}"] for owner in owners]) for kind in (*LEVELS, "labels")}
     labels, generator = joined["labels"].long(), client.rng("balanced")
@@ -141,8 +141,8 @@ def train(client: Client, start: Tree, distill_rounds: int, mild: float, strong:
     splitter, classifier = parts(start)
     if splitter:  # sent to those that have not uploaded yet
         own = {f"{client.id}:{kind}": t for kind, t in residuals(client, splitter, mild, strong).items()}
-        client.memory["features"] = tree.overlay(known(client), own)
-    return descend(client, classifier, loss=with_features(client), only=classifier)
+        client.memory["features"] = tree.overlay(_known(client), own)
+    return descend(client, classifier, loss=_with_features(client), only=classifier)
 
 
 def report(client: Client, start: Tree, end: Tree, distill_rounds: int) -> Payload:
@@ -151,12 +151,12 @@ def report(client: Client, start: Tree, end: Tree, distill_rounds: int) -> Paylo
         return Payload({"shared": splitter, "auxiliary": classifier})
     if not parts(start)[0]:
         return Payload({"shared": classifier})
-    kept = known(client)
+    kept = _known(client)
     own = {kind: kept[f"{client.id}:{kind}"] for kind in (*LEVELS, "labels") if f"{client.id}:{kind}" in kept}
     return Payload({"shared": classifier, "features": own})
 
 
-def aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) -> Server:
+def _aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) -> Server:
     """FedAvg's mean of whatever learns in this stage, and note who has sent and received which residuals."""
     memory = {kind: dict(server.memory.get(kind, {})) for kind in ("features", "added", "received")}
 
@@ -176,7 +176,7 @@ def aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) ->
     return replace(server, shared=tree.overlay(server.shared, splitter), memory={"auxiliary": auxiliary})
 
 
-def nbytes_per_image(client: Client) -> int:
+def _nbytes_per_image(client: Client) -> int:
     """What clients make of one training image: it goes up once, and down once to every other client."""
     size = client.inputs.size
     image, label = torch.zeros(1, size, size, 3, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
@@ -189,15 +189,15 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         name="fedfed",
         build=(Splitter(),),
         start=lambda module, shared: {"auxiliary": parts(shared)[1]},
-        dispatch=partial(send, distill_rounds=distill_rounds),
-        merge=receive,
+        dispatch=partial(_send, distill_rounds=distill_rounds),
+        merge=_receive,
         local=partial(train, distill_rounds=distill_rounds, mild=mild, strong=strong),
         report=partial(report, distill_rounds=distill_rounds),
-        aggregate=partial(aggregate, distill_rounds=distill_rounds),
+        aggregate=partial(_aggregate, distill_rounds=distill_rounds),
         views=lambda client, down: {
             "personal": tree.overlay(client.initial, {} if "auxiliary" in down.trees else down.trees["shared"])
         },
         not_between_sites="sends what is left of training images, and their labels, to all sites: not over a network",
         passes=lambda epochs: 3.0,
-        costs=lambda client: {"nbytes_once_per_image": nbytes_per_image(client)},
+        costs=lambda client: {"nbytes_once_per_image": _nbytes_per_image(client)},
     )

@@ -12,9 +12,9 @@ from fedvit.core.training import descend, toward
 from fedvit.core.tree import Tree
 
 
-def stay_near(client: Client, start: Tree, mu: float) -> Tree:
+def _stay_near(client: Client, start: Tree, mu: float) -> Tree:
     return descend(client, start, adjust=toward(client, start, mu))
 
 
 def plan(mu: NotNegative = 0.1) -> Plan:
-    return Plan(name="fedprox", local=partial(stay_near, mu=mu))
+    return Plan(name="fedprox", local=partial(_stay_near, mu=mu))

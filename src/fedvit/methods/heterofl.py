@@ -29,12 +29,12 @@ from fedvit.models import width
 from fedvit.models.width import Cutter, Part, Windows
 
 
-def send_part(server: Server, client: str, windows: Windows, cut: Cutter) -> Payload:
+def _send_part(server: Server, client: str, windows: Windows, cut: Cutter) -> Payload:
     window = windows.of(client, server.clients, server.round)
     return Payload({"shared": cut(server.shared, width.unpacked(server.memory["axes"]), window)}, window._asdict())
 
 
-def train_part(client: Client, start: Tree, masking: bool, scaler: bool, clip: float | None) -> Tree:
+def _train_part(client: Client, start: Tree, masking: bool, scaler: bool, clip: float | None) -> Tree:
     absent = (client.data.class_counts == 0).to(client.settings.device)
 
     def masked(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
@@ -47,12 +47,12 @@ def train_part(client: Client, start: Tree, masking: bool, scaler: bool, clip: f
         return descend(client, start, loss=masked if masking else cross_entropy, adjust=clipped if clip else None)
 
 
-def report_with_classes(client: Client, start: Tree, end: Tree) -> Payload:
+def _report_with_classes(client: Client, start: Tree, end: Tree) -> Payload:
     labels = {"owned": (client.data.class_counts > 0).to(torch.uint8)}
     return Payload({**report_shared(client, start, end).trees, "labels": labels})
 
 
-def overlap(server: Server, reports: Iterable[Report], windows: Windows) -> Server:
+def _overlap(server: Server, reports: Iterable[Report], windows: Windows) -> Server:
     def part(report: Report) -> Part:
         trees, window = report.payload.trees, windows.of(report.client, server.clients, server.round)
         classes = trees["labels"]["owned"].nonzero().flatten() if "labels" in trees else None
@@ -66,10 +66,10 @@ def narrow_clients(name: str, windows: Windows, *, masking: bool, scaler: bool, 
     return Plan(
         name=name,
         start=lambda module, shared: {"axes": width.packed(width.axes(module), shared)},
-        dispatch=partial(send_part, windows=windows, cut=Cutter()),
-        local=partial(train_part, masking=masking, scaler=scaler, clip=clip),
-        report=report_with_classes if masking else report_shared,
-        aggregate=partial(overlap, windows=windows),
+        dispatch=partial(_send_part, windows=windows, cut=Cutter()),
+        local=partial(_train_part, masking=masking, scaler=scaler, clip=clip),
+        report=_report_with_classes if masking else report_shared,
+        aggregate=partial(_overlap, windows=windows),
         weighting="equal",
         check=lambda module, roles: width.check(module),
     )

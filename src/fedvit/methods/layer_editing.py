@@ -64,7 +64,7 @@ def resnet54(module: nn.Module) -> list[str]:
     return stem + inner
 
 
-def units_of(module: nn.Module) -> list[nn.Module]:
+def _units_of(module: nn.Module) -> list[nn.Module]:
     """The blocks that a model is a chain of; none where we do not know them."""
     if hasattr(module, "blocks"):
         return list(module.blocks.children())  # type: ignore[union-attr]
@@ -116,7 +116,7 @@ class Replay:
 
     def __init__(self, module: nn.Module, forward: Callable[[], Tensor]):
         self.module, self.forward = module, forward
-        self.units = set(units_of(module))
+        self.units = set(_units_of(module))
         self.outer: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
         self.inner: list[Any] = []  # outputs inside unit `reached`
         self.first: dict[nn.Module, Position] = {}  # where each layer is called first
@@ -129,7 +129,7 @@ class Replay:
     @contextmanager
     def watching(self) -> Iterator["Replay"]:
         """Every layer and unit under watch, and the plain pass recorded."""
-        layers = {m for p, m in self.module.named_modules() if p and (owns(m) or not any(m.children()))}
+        layers = {m for p, m in self.module.named_modules() if p and (_owns(m) or not any(m.children()))}
         overridden = {m: m.__dict__.get("forward") for m in layers | self.units}
         try:
             for part in overridden:
@@ -177,13 +177,13 @@ class Replay:
         number = self.count
         self.count += 1
         if self.mode == "replay" and number < self.resume[0]:
-            return copied(self.outer[number][3])  # a copy: the network may write into it
+            return _copied(self.outer[number][3])  # a copy: the network may write into it
         self.first.setdefault(part, (number, 0))
         self.depth, self.inner_count = (1, 0) if part in self.units else (2, 0)
         output = self.originals[part](*args, **kwargs)
         self.depth = 0
         if self.mode == "record":
-            self.outer.append((part, args, kwargs, copied(output)))
+            self.outer.append((part, args, kwargs, _copied(output)))
         return output
 
     def call_inner(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,20 +193,20 @@ class Replay:
         self.inner_count += 1
         editing = self.mode == "replay" and self.count - 1 == self.resume[0]
         if editing and number < self.resume[1]:
-            return copied(self.inner[number])
+            return _copied(self.inner[number])
         self.first.setdefault(part, (self.count - 1, number))
         self.depth = 2
         output = self.originals[part](*args, **kwargs)
         self.depth = 1
         if self.mode == "record unit":
-            self.inner.append(copied(output))
+            self.inner.append(_copied(output))
         return output
 
 
-def copied(output: Any) -> Any:
+def _copied(output: Any) -> Any:
     """A layer's output, of whatever structure, with its tensors cloned."""
     return tree_map_only(Tensor, torch.clone, output)
 
 
-def owns(module: nn.Module) -> bool:
+def _owns(module: nn.Module) -> bool:
     return any(True for _ in module.parameters(recurse=False))

@@ -32,7 +32,7 @@ def features(client: Client, model: Predictor, x: Tensor) -> Tensor:
     return torch.cat(tap.features, dim=1)
 
 
-def contrasted(client: Client, start: Tree, mu: float, tau: float) -> Tree:
+def _contrasted(client: Client, start: Tree, mu: float, tau: float) -> Tree:
     received, last = client.net(start), client.net(client.recall("last"))
 
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def contrasted(client: Client, start: Tree, mu: float, tau: float) -> Tree:
     return end
 
 
-def need_features(module: nn.Module, roles: Roles) -> None:
+def _need_features(module: nn.Module, roles: Roles) -> None:
     classifiers(module, "moon")
 
 
@@ -54,8 +54,8 @@ def plan(mu: NotNegative = 1.0, tau: Positive = 0.5, projection: Whole = 256) ->
     return Plan(
         name="moon",
         build=(Projection(projection),) if projection else (),
-        local=partial(contrasted, mu=mu, tau=tau),
-        check=need_features,
+        local=partial(_contrasted, mu=mu, tau=tau),
+        check=_need_features,
         remembers=lambda module, trainable: {"last": trainable},
         passes=lambda epochs: (
             5 / 3

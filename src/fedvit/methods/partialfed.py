@@ -19,19 +19,19 @@ from fedvit.core.tree import Tree
 from fedvit.models.groups import groups
 
 
-def load_part(client: Client, down: Payload) -> Tree:
+def _load_part(client: Client, down: Payload) -> Tree:
     kept = client.memory.get("kept", {})
     assert isinstance(kept, dict)
     return tree.overlay(overwrite(client, down), kept)
 
 
-def train_and_keep(client: Client, start: Tree, keep: Selector) -> Tree:
+def _train_and_keep(client: Client, start: Tree, keep: Selector) -> Tree:
     end = descend(client, start)
-    client.memory["kept"] = kept_part(client.module, end, keep)
+    client.memory["kept"] = _kept_part(client.module, end, keep)
     return end
 
 
-def kept_part(module: nn.Module, weights: Tree, keep: Selector) -> Tree:
+def _kept_part(module: nn.Module, weights: Tree, keep: Selector) -> Tree:
     names = keep.names(module)
     return {name: tensor for name, tensor in weights.items() if name in names}
 
@@ -40,8 +40,8 @@ def plan(keep: str = "norm,head") -> Plan:
     own = groups(keep)
     return Plan(
         name="partialfed",
-        merge=load_part,
-        local=partial(train_and_keep, keep=own),
-        views=lambda client, down: {"personal": load_part(client, down)},
-        remembers=lambda module, trainable: {"kept": kept_part(module, trainable, own)},
+        merge=_load_part,
+        local=partial(_train_and_keep, keep=own),
+        views=lambda client, down: {"personal": _load_part(client, down)},
+        remembers=lambda module, trainable: {"kept": _kept_part(module, trainable, own)},
     )

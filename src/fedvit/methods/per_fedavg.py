@@ -20,12 +20,12 @@ from fedvit.core.training import Learner, gradient, learns_statistics, note_loss
 from fedvit.core.tree import Tree
 
 
-def step(weights: Tree, slope: Tree, lr: float) -> Tree:
+def _step(weights: Tree, slope: Tree, lr: float) -> Tree:
     """One step of plain SGD."""
     return {**weights, **{name: weights[name].detach() - lr * g for name, g in slope.items()}}
 
 
-def meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
+def _meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
     learner = Learner(client, start, lr=beta)
     size = min(2 * client.settings.batch, len(client.data.train))
     half = max(1, size // 2)
@@ -35,7 +35,7 @@ def meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
             if len(y) < half + least or half < least:
                 continue
             _, slope = gradient(client, learner.weights, x[:half], y[:half])
-            ahead = step(learner.weights, slope, client.settings.lr)
+            ahead = _step(learner.weights, slope, client.settings.lr)
             value, slope = gradient(client, ahead, x[half:], y[half:])
             learner.losses.append((len(y) - half, value))
             learner.step(slope)
@@ -44,20 +44,20 @@ def meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
     return end
 
 
-def after_steps(client: Client, down: Payload, lr: float | None, steps: int) -> Mapping[str, Tree]:
+def _after_steps(client: Client, down: Payload, lr: float | None, steps: int) -> Mapping[str, Tree]:
     device = client.settings.device
     weights = {name: tensor.to(device, copy=True) for name, tensor in overwrite(client, down).items()}
     epochs = -(-steps * client.settings.batch // len(client.data.train))  # enough passes for so many batches
     with training(client, client.roles.trainable, epochs=epochs, tag="finetune") as batches:
         for x, y in itertools.islice(batches, steps):
             _, slope = gradient(client, weights, x, y)
-            weights = step(weights, slope, lr or client.settings.lr)
+            weights = _step(weights, slope, lr or client.settings.lr)
     return {"personal": {name: tensor.detach().cpu() for name, tensor in weights.items()}}
 
 
 def plan(beta: Positive | None = None, eval_lr: Positive | None = None, eval_steps: Count = 1) -> Plan:
     return Plan(
         name="per_fedavg",
-        local=partial(meta_train, beta=beta),
-        views=partial(after_steps, lr=eval_lr, steps=eval_steps),
+        local=partial(_meta_train, beta=beta),
+        views=partial(_after_steps, lr=eval_lr, steps=eval_steps),
     )

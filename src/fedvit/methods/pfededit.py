@@ -95,7 +95,7 @@ def edit(client: Client, down: Payload, size: Size, metric: Metric, flexible: bo
     return tree.overlay(received, tree.pick(last, names))
 
 
-def report_choice(client: Client, start: Tree, end: Tree, rule: Rule) -> Payload:
+def _report_choice(client: Client, start: Tree, end: Tree, rule: Rule) -> Payload:
     layers = len(layers_of(client.module, client.roles.trainable, rule))
     choice = client.scratch.get("choice") or {"layers": torch.zeros(layers, dtype=torch.uint8)}
     return Payload({"shared": tree.pick(end, client.roles.shared), "choice": choice})
@@ -136,7 +136,7 @@ def plan(
         name="pfededit",
         merge=put_back,
         local=train_and_remember,
-        report=partial(report_choice, rule=layers),
+        report=partial(_report_choice, rule=layers),
         views=edited,
         weighting="equal",
         check=check,

@@ -23,16 +23,16 @@ from fedvit.core.tree import Tree
 from fedvit.methods.fedavgm import zeros
 
 
-def send_control(server: Server, client: str) -> Payload:
+def _send_control(server: Server, client: str) -> Payload:
     return Payload({"shared": server.shared, "control": server.memory["control"]})
 
 
-def keep_control(client: Client, down: Payload) -> Tree:
+def _keep_control(client: Client, down: Payload) -> Tree:
     client.scratch["control"] = down.trees["control"]
     return overwrite(client, down)
 
 
-def corrected(client: Client, start: Tree) -> Tree:
+def _corrected(client: Client, start: Tree) -> Tree:
     own = client.memory.get("control") or zeros(start)
     assert isinstance(own, dict)
     device = client.settings.device
@@ -55,12 +55,12 @@ def corrected(client: Client, start: Tree) -> Tree:
     return end
 
 
-def report_change(client: Client, start: Tree, end: Tree) -> Payload:
+def _report_change(client: Client, start: Tree, end: Tree) -> Payload:
     change = client.scratch.get("change") or zeros(end)
     return Payload({"shared": tree.pick(end, client.roles.shared), "control": change})
 
 
-def step_both(server: Server, reports: Iterable[Report], server_lr: float) -> Server:
+def _step_both(server: Server, reports: Iterable[Report], server_lr: float) -> Server:
     answered: list[str] = []
 
     def counted() -> Iterator[Report]:
@@ -81,11 +81,11 @@ def plan(server_lr: Positive = 1.0) -> Plan:
     return Plan(
         name="scaffold",
         start=lambda module, shared: {"control": zeros(shared)},
-        dispatch=send_control,
-        merge=keep_control,
-        local=corrected,
-        report=report_change,
-        aggregate=partial(step_both, server_lr=server_lr),
+        dispatch=_send_control,
+        merge=_keep_control,
+        local=_corrected,
+        report=_report_change,
+        aggregate=partial(_step_both, server_lr=server_lr),
         weighting="equal",
         remembers=lambda module, trainable: {"control": zeros(trainable)},
     )

@@ -28,7 +28,7 @@ def full() -> Tune:
     return Tune("full", everything, 1e-3)
 
 
-def head_only() -> Tune:
+def _head_only() -> Tune:
     """The classifier alone."""
     return Tune("head", head, 5e-3)
 
@@ -63,14 +63,14 @@ def lora(rank: Count = 8, alpha: Positive = 16.0) -> Tune:
     return Tune("lora", group("lora"), 1e-2, (Lora(rank, alpha),))
 
 
-def layer_groups(names: str) -> Tune:
+def _layer_groups(names: str) -> Tune:
     """Layer groups by name, such as norm,attn."""
     return Tune(names, groups(names), 1e-3)
 
 
 TUNES: dict[str, Callable[..., Tune]] = {
     "full": full,
-    "head": head_only,
+    "head": _head_only,
     "bias": bias,
     "adapter": adapter,
     "prompt": prompt,
@@ -84,7 +84,7 @@ def make_tune(table: Mapping[str, Any]) -> Tune:
     """The tune of a [tune] table: one by name, or layer groups."""
     name = table["name"]
     options = {key: value for key, value in table.items() if key != "name"}
-    return TUNES[name](**options) if name in TUNES else layer_groups(name)
+    return TUNES[name](**options) if name in TUNES else _layer_groups(name)
 
 
 def trainable_names(model: nn.Module, tune: Tune, method_plugins: tuple[Plugin, ...]) -> set[str]:

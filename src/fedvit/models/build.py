@@ -34,7 +34,7 @@ def build(
     The backbone does not depend on the plugins: rows of one comparison start from the same weights.
     """
     with randomness.seeded(seed, "model"):
-        model = backbone(settings, classes) if settings.name != PYTHON else copy_of(own, settings, classes)
+        model = backbone(settings, classes) if settings.name != PYTHON else _copy_of(own, settings, classes)
     name_groups_(model, settings.groups or {})
     for plugin in plugins:
         with randomness.seeded(seed, "plugin", plugin.kind):
@@ -48,7 +48,7 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
     if settings.name == "vit_micro":
         if settings.weights is not None or settings.pretrained:
             raise UserError("vit_micro has no pre-trained weights: choose a timm model, such as vit_tiny_patch16_224")
-        return checked_create(
+        return _checked_create(
             lambda: timm.models.vision_transformer.VisionTransformer(**(MICRO | sizes), num_classes=classes),
             settings,
         )
@@ -56,9 +56,9 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
     if settings.name in TORCHVISION:
         if settings.patch_size is not None:
             raise UserError(f"{settings.name} has no patches: leave --patch-size out")
-        model = checked_create(lambda: convolutional(settings, classes), settings)
+        model = _checked_create(lambda: _convolutional(settings, classes), settings)
     else:
-        model = checked_create(
+        model = _checked_create(
             lambda: timm.create_model(settings.name, pretrained=settings.pretrained, num_classes=classes, **sizes),
             settings,
         )
@@ -77,7 +77,7 @@ def sizes_of(settings: ModelSettings) -> dict[str, Any]:
     return sizes
 
 
-def copy_of(own: nn.Module | None, settings: ModelSettings, classes: int) -> nn.Module:
+def _copy_of(own: nn.Module | None, settings: ModelSettings, classes: int) -> nn.Module:
     """A copy of a module from Python that takes our images and gives a number for every class."""
     if own is None:
         raise UserError(
@@ -117,12 +117,12 @@ def check_name(name: str) -> None:
     )
 
 
-def convolutional(settings: ModelSettings, classes: int) -> nn.Module:
+def _convolutional(settings: ModelSettings, classes: int) -> nn.Module:
     """torchvision's networks, which the papers compare with; pre-trained ones get a fresh classifier."""
     import torchvision.models
 
     name, groups = settings.name.removesuffix("_gn"), settings.name.endswith("_gn")
-    options = {"norm_layer": group_norm} if groups else {}
+    options = {"norm_layer": _group_norm} if groups else {}
     if not settings.pretrained:
         model: nn.Module = torchvision.models.get_model(name, num_classes=classes, **options)
         return model
@@ -133,11 +133,11 @@ def convolutional(settings: ModelSettings, classes: int) -> nn.Module:
     return model
 
 
-def group_norm(channels: int) -> nn.Module:
+def _group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(32, channels)
 
 
-def checked_create(create: Callable[[], nn.Module], settings: ModelSettings) -> nn.Module:
+def _checked_create(create: Callable[[], nn.Module], settings: ModelSettings) -> nn.Module:
     """timm's own complaints about names and sizes, as a user's mistake."""
     try:
         return create()

@@ -98,14 +98,14 @@ class Parts:
         assert isinstance(model, VisionTransformer)
         self.model, self.cut = model, cut
         self.rows = needed_rows(model) if cut.kind in ("A", "B") else None
-        blocks = [Stage(model, block, under(model, f"blocks.{i}")) for i, block in enumerate(model.blocks)]
+        blocks = [Stage(model, block, _under(model, f"blocks.{i}")) for i, block in enumerate(model.blocks)]
         if hasattr(model, "adapter"):
             for stage in blocks:
-                stage.names += under(model, "adapter")
-        patches = Stage(model, model.patch_embed, under(model, "patch_embed"))
-        tokens = Stage(model, self.add_tokens, under(model, *EMBEDDING[1:]))
-        norm = Stage(model, model.norm, under(model, "norm"))
-        classify = Stage(model, model.forward_head, under(model, *TAIL[1:]))
+                stage.names += _under(model, "adapter")
+        patches = Stage(model, model.patch_embed, _under(model, "patch_embed"))
+        tokens = Stage(model, self.add_tokens, _under(model, *EMBEDDING[1:]))
+        norm = Stage(model, model.norm, _under(model, "norm"))
+        classify = Stage(model, model.forward_head, _under(model, *TAIL[1:]))
         match cut.kind:
             case "B":
                 self.head, self.body, self.tail = [patches, tokens], blocks, [norm, classify]
@@ -115,7 +115,7 @@ class Parts:
                 self.head = [patches, tokens, *blocks[: cut.block]]
                 self.body, self.tail = [*blocks[cut.block :], norm, classify], []
             case "vibs":
-                pseudo = Stage(model, model.get_submodule("pseudo_token"), under(model, "pseudo_token"))
+                pseudo = Stage(model, model.get_submodule("pseudo_token"), _under(model, "pseudo_token"))
                 self.head, self.body, self.tail = [patches], [*blocks, pseudo], [norm, classify]
 
     def add_tokens(self, x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Parts:
         return x if self.rows is None else x[:, : self.rows]
 
 
-def under(model: nn.Module, *paths: str) -> list[str]:
+def _under(model: nn.Module, *paths: str) -> list[str]:
     return [name for name in state_names(model) if any(name == p or name.startswith(p + ".") for p in paths)]
 
 

@@ -42,16 +42,16 @@ def fold(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
     for plugin in plugins:
         match plugin:
             case Lora():
-                for path, low_rank in blocks_of(model, "lora"):
+                for path, low_rank in _blocks_of(model, "lora"):
                     change = low_rank.up.weight.double() @ low_rank.down.weight.double() * low_rank.scale
-                    add(weights, f"{path}.attn.qkv.weight", change)
+                    _add(weights, f"{path}.attn.qkv.weight", change)
             case Prefix():
-                fold_prefix(model, plugin, weights)
+                _fold_prefix(model, plugin, weights)
             case SecondHead():
                 seconds: Iterable[Any] = model.get_submodule("second_head").children()
                 for path, second in zip(head_names(model), seconds, strict=True):
-                    add(weights, f"{path}.weight", second.weight)
-                    add(weights, f"{path}.bias", second.bias)
+                    _add(weights, f"{path}.weight", second.weight)
+                    _add(weights, f"{path}.bias", second.bias)
             case HeadMaker() | Splitter() | FeatureNoise():
                 pass  # they take no part in predictions
             case _:
@@ -60,7 +60,7 @@ def fold(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
     return {name: tensor for name, tensor in weights.items() if not kinds & set(name.split("."))}
 
 
-def fold_prefix(model: nn.Module, plugin: Prefix, weights: Weights) -> None:
+def _fold_prefix(model: nn.Module, plugin: Prefix, weights: Weights) -> None:
     """A prefix that is one linear map of the block's input is a change of the keys' and values' rows."""
     if plugin.combine == "concat":
         raise CannotFoldError(
@@ -68,18 +68,18 @@ def fold_prefix(model: nn.Module, plugin: Prefix, weights: Weights) -> None:
         )
     if plugin.bottleneck is not None:
         raise CannotFoldError("prefixes have a tanh between two maps, which no weight of the plain model can hold")
-    for path, prefix in blocks_of(model, "prefix"):
+    for path, prefix in _blocks_of(model, "prefix"):
         rows = weights[f"{path}.attn.qkv.weight"].shape[0] // 3
-        add(weights, f"{path}.attn.qkv.weight", prefix.proj.weight * prefix.scale, rows)
-        add(weights, f"{path}.attn.qkv.bias", prefix.proj.bias * prefix.scale, rows)
+        _add(weights, f"{path}.attn.qkv.weight", prefix.proj.weight * prefix.scale, rows)
+        _add(weights, f"{path}.attn.qkv.bias", prefix.proj.bias * prefix.scale, rows)
 
 
-def blocks_of(model: nn.Module, kind: str) -> list[tuple[str, Any]]:
+def _blocks_of(model: nn.Module, kind: str) -> list[tuple[str, Any]]:
     """The path of every block, and its plugin of this kind."""
     return [(f"blocks.{i}", getattr(block, kind)) for i, block in enumerate(vit_blocks(model, kind))]
 
 
-def add(weights: Weights, name: str, change: Tensor, first_row: int = 0) -> None:
+def _add(weights: Weights, name: str, change: Tensor, first_row: int = 0) -> None:
     """Add to the rows of a weight from `first_row` on, in double precision."""
     if name not in weights:
         raise CannotFoldError(f"the plain model has no {name} that could take the plugin's")

@@ -28,7 +28,7 @@ def group(name: str) -> Selector:
 
     def match(model: nn.Module) -> set[str]:
         named = groups_of_model(model)
-        return (under(*named[name]) if name in named else known_group(name, named)).match(model)
+        return (under(*named[name]) if name in named else _known_group(name, named)).match(model)
 
     return Selector(name, match)
 
@@ -37,10 +37,10 @@ def check_groups(names: str, named: Iterable[str] = ()) -> None:
     """Complain about layer groups that nobody knows."""
     for name in (part.strip() for part in names.split(",")):
         if name and name not in named:
-            known_group(name, named)
+            _known_group(name, named)
 
 
-def known_group(name: str, named: Iterable[str] = ()) -> Selector:
+def _known_group(name: str, named: Iterable[str] = ()) -> Selector:
     """A layer group that every ViT has."""
     match name:
         case "head":

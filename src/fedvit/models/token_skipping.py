@@ -25,9 +25,9 @@ def skip_unread_tokens_(model: nn.Module) -> None:
     if type(model) not in (VisionTransformer, VisionTransformerDistilled):
         return
     assert isinstance(model, VisionTransformer)
-    rows, block = needed_rows(model), last_of(model)
-    if rows is not None and is_plain(block):
-        block.attn.forward = partial(attend, block.attn, rows)
+    rows, block = needed_rows(model), _last_of(model)
+    if rows is not None and _is_plain(block):
+        block.attn.forward = partial(_attend, block.attn, rows)
         block.forward = partial(forward, block, rows)  # a partial, so that a copy of the model means itself
 
 
@@ -35,7 +35,7 @@ def give_all_tokens_(model: nn.Module) -> bool:
     """Undo `skip_unread_tokens_`, for models that leave our hands; whether there was anything to undo."""
     if not isinstance(model, VisionTransformer):
         return False
-    block = last_of(model)
+    block = _last_of(model)
     own = vars(block).get("forward")
     found = isinstance(own, partial) and own.func is forward
     if found:
@@ -54,11 +54,11 @@ def all_tokens(model: nn.Module) -> Iterator[None]:
             skip_unread_tokens_(model)
 
 
-def last_of(model: VisionTransformer) -> Any:
+def _last_of(model: VisionTransformer) -> Any:
     return model.blocks[-1]
 
 
-def is_plain(block: Any) -> bool:
+def _is_plain(block: Any) -> bool:
     """Whether this is timm's own block, where nothing is drawn and no plugin looks at all its tokens."""
     if type(block) is not Block or type(block.attn) is not Attention:
         return False
@@ -80,7 +80,7 @@ def forward(block: Any, rows: int, x: Tensor) -> Tensor:
     return out + block.drop_path2(block.ls2(block.mlp(block.norm2(out))))  # type: ignore[no-any-return]
 
 
-def attend(attn: Any, rows: int, x: Tensor) -> Tensor:
+def _attend(attn: Any, rows: int, x: Tensor) -> Tensor:
     """timm's attention with the queries of the first tokens alone, (batch, tokens, dim) -> (batch, rows, dim)."""
     batch, tokens, _ = x.shape
     qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4)

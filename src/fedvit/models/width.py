@@ -96,9 +96,9 @@ def axes(model: nn.Module) -> Axes:
     from torchvision.models import ResNet
 
     if isinstance(model, VisionTransformer) and plain(model):
-        return vit_axes(model)
+        return _vit_axes(model)
     if isinstance(model, ResNet) and all(part.groups == 1 for part in model.modules() if isinstance(part, nn.Conv2d)):
-        return resnet_axes(model)
+        return _resnet_axes(model)
     raise UserError(
         f"this {type(model).__name__} cannot be made narrower: choose a timm ViT or DeiT with plain blocks, "
         "such as vit_tiny_patch16_224, or resnet18, resnet50 or resnet50_gn"
@@ -121,7 +121,7 @@ def plain(model: Any) -> bool:
     )
 
 
-def vit_axes(model: Any) -> Axes:
+def _vit_axes(model: Any) -> Axes:
     heads = model.blocks[0].attn.num_heads
     stream, joined, qkv, kv = Axis(1, heads), Axis(heads), Axis(3 * heads), Axis(2 * heads)
     ends = {  # output and input of the module at this end of a path; all else lies along the residual stream
@@ -141,19 +141,19 @@ def vit_axes(model: Any) -> Axes:
         "prefix.down": (WHOLE, stream),
         "prefix.up": (kv, WHOLE),
         "prefix.proj": (kv, stream),
-        **{end_of(path): (CLASSES, stream) for path in head_names(model)},
+        **{_end_of(path): (CLASSES, stream) for path in head_names(model)},
     }
     codes = {}
     for name, tensor in state(model).items():
-        end = ends.get(end_of(name.rpartition(".")[0]))
-        last = kv if end_of(name) == "prefix.rows" else stream
-        codes[name] = fitted(end, tensor) if end else (*[WHOLE] * (tensor.ndim - 1), last)
+        end = ends.get(_end_of(name.rpartition(".")[0]))
+        last = kv if _end_of(name) == "prefix.rows" else stream
+        codes[name] = _fitted(end, tensor) if end else (*[WHOLE] * (tensor.ndim - 1), last)
         if not end and last is stream and tensor.shape[-1] != model.embed_dim:
             raise UserError(f"this {type(model).__name__} cannot be made narrower: {name} does not lie along its width")
     return codes
 
 
-def resnet_axes(model: nn.Module) -> Axes:
+def _resnet_axes(model: nn.Module) -> Axes:
     """Groups of channels that are normalised together stay together."""
     groups = next((part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm)), None)
     heads = head_names(model)
@@ -164,15 +164,15 @@ def resnet_axes(model: nn.Module) -> Axes:
             channels[0] = CLASSES
         if name == "conv1.weight":
             channels[1] = WHOLE
-        codes[name] = fitted(tuple(channels), tensor)
+        codes[name] = _fitted(tuple(channels), tensor)
     return codes
 
 
-def end_of(path: str) -> str:
+def _end_of(path: str) -> str:
     return ".".join(path.split(".")[-2:])
 
 
-def fitted(codes: tuple[Axis, ...], tensor: Tensor) -> tuple[Axis, ...]:
+def _fitted(codes: tuple[Axis, ...], tensor: Tensor) -> tuple[Axis, ...]:
     """As many codes as the tensor has axes: a bias has the output only, a kernel's own axes stay whole."""
     return (*codes, WHOLE, WHOLE)[: tensor.ndim]
 
@@ -200,10 +200,10 @@ def indices(size: int, axis: Axis, window: Window) -> Tensor | None:
 
 def cut(tree: Mapping[str, Tensor], codes: Axes, window: Window) -> Tree:
     """The part of a tree that lies in the window."""
-    return {name: cut_tensor(tensor, codes[name], window) for name, tensor in tree.items()}
+    return {name: _cut_tensor(tensor, codes[name], window) for name, tensor in tree.items()}
 
 
-def cut_tensor(tensor: Tensor, codes: tuple[Axis, ...], window: Window) -> Tensor:
+def _cut_tensor(tensor: Tensor, codes: tuple[Axis, ...], window: Window) -> Tensor:
     for dim, axis in enumerate(codes):
         index = indices(tensor.shape[dim], axis, window)
         if index is not None:
@@ -242,7 +242,7 @@ def overlap_mean(whole: Tree, codes: Axes, parts: Iterable[Part]) -> Tree:
     weights = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in whole.items()}
     for part in parts:
         for name, tensor in part.tree.items():
-            place, values = placed(whole[name].shape, codes[name], part, tensor)
+            place, values = _placed(whole[name].shape, codes[name], part, tensor)
             sums[name][place] += values.to(torch.float64) * part.weight
             weights[name][place] += part.weight
     return {
@@ -251,7 +251,7 @@ def overlap_mean(whole: Tree, codes: Axes, parts: Iterable[Part]) -> Tree:
     }
 
 
-def placed(shape: torch.Size, codes: tuple[Axis, ...], part: Part, values: Tensor) -> tuple[Any, Tensor]:
+def _placed(shape: torch.Size, codes: tuple[Axis, ...], part: Part, values: Tensor) -> tuple[Any, Tensor]:
     """Where in the whole tensor a part's values belong, and those of them that count."""
     found = [indices(size, axis, part.window) for size, axis in zip(shape, codes, strict=True)]
     if codes[0] == CLASSES and part.classes is not None:
@@ -269,14 +269,14 @@ def narrow(model: nn.Module, rate: float) -> nn.Module:
     for name, tensor in state(model).items():
         path, _, leaf = name.rpartition(".")
         owner = small.get_submodule(path)
-        values = cut_tensor(tensor.detach(), codes[name], Window(rate)).clone()
+        values = _cut_tensor(tensor.detach(), codes[name], Window(rate)).clone()
         setattr(owner, leaf, nn.Parameter(values) if isinstance(tensor, nn.Parameter) else values)
     for part in small.modules():
-        resize_(part)
+        _resize_(part)
     return small
 
 
-def resize_(part: Any) -> None:
+def _resize_(part: Any) -> None:
     """Make a module's own account of its size that of its weights."""
     match part:
         case nn.Linear():
@@ -305,7 +305,7 @@ def scaled(model: nn.Module, rate: float) -> Iterator[None]:
     layers = {path: part for path, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}
     hidden = [part for path, part in layers.items() if codes.get(f"{path}.weight", (WHOLE,))[0].chunks]
     # Before the hooks of plugins: what they add to a layer's output comes out of layers that are scaled themselves.
-    handles = [part.register_forward_hook(partial(divide, rate), prepend=True) for part in hidden]
+    handles = [part.register_forward_hook(partial(_divide, rate), prepend=True) for part in hidden]
     try:
         yield
     finally:
@@ -313,5 +313,5 @@ def scaled(model: nn.Module, rate: float) -> Iterator[None]:
             handle.remove()
 
 
-def divide(rate: float, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
+def _divide(rate: float, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
     return output / rate

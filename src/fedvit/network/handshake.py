@@ -53,18 +53,18 @@ def differences(server: Mapping[str, Any], client: Mapping[str, Any]) -> list[st
             continue
         if isinstance(a, dict) and isinstance(b, dict):
             keys = [key for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
-            found.append(f"{words.get(part, f'the {part}')} ({'; '.join(told(key, a, b) for key in keys[:5])})")
+            found.append(f"{words.get(part, f'the {part}')} ({'; '.join(_told(key, a, b) for key in keys[:5])})")
         elif part == "weights":
             found.append("the first weights (another file, or another seed)")
         else:
-            found.append(f"{words.get(part, part)} (server {short(a)}, client {short(b)})")
+            found.append(f"{words.get(part, part)} (server {_short(a)}, client {_short(b)})")
     return found
 
 
-def told(key: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    return f"{key}: server {short(a.get(key))}, client {short(b.get(key))}"
+def _told(key: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    return f"{key}: server {_short(a.get(key))}, client {_short(b.get(key))}"
 
 
-def short(value: Any) -> str:
+def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 100 else text[:97] + "..."

@@ -28,7 +28,7 @@ def difference(found: Payload, expected: Payload) -> str | None:
     if found.trees.keys() != expected.trees.keys():
         return f"groups {sorted(expected.trees)} were expected, {sorted(found.trees)} came"
     for group, wanted in expected.trees.items():
-        wrong = tree_difference(found.trees[group], wanted)
+        wrong = _tree_difference(found.trees[group], wanted)
         if wrong is not None:
             return f"group {group}: {wrong}"
         if not all_finite(found.trees[group]):
@@ -36,7 +36,7 @@ def difference(found: Payload, expected: Payload) -> str | None:
     return None
 
 
-def tree_difference(found: Tree, expected: Tree) -> str | None:
+def _tree_difference(found: Tree, expected: Tree) -> str | None:
     """The first tensor that is missing, too many, or of another shape or type."""
     for name in {**expected, **found}:
         if name not in found:

@@ -108,7 +108,7 @@ def serve_sites(
             since=begin, started_by=f"a server of {len(federation.sites)} sites",
         )  # fmt: skip
         transport.trained.update(last_rounds(at_work.past.rows))
-        score = server_score(net, experiment, federation)
+        score = _server_score(net, experiment, federation)
         loop = federate(net.federated, at_work.server, transport, experiment, score, transport.tests)
         yield from at_work.record(loop, transport.roster, metrics_of(experiment.data, len(federation.classes)))
         at_work.finish()
@@ -139,7 +139,7 @@ def description(federation: Federation) -> dict[str, Any]:
     }
 
 
-def server_score(net: Net, experiment: Experiment, federation: Federation) -> Any:
+def _server_score(net: Net, experiment: Experiment, federation: Federation) -> Any:
     """The server's model on all sites' test images, from their counts, where every site tests that very model."""
     after = experiment.run.evaluate == "after"
     if not after or wants_auroc(experiment.data, len(federation.classes)):

@@ -72,7 +72,7 @@ def run_rounds(
         net = make_net(experiment, dataset.classes, device)
         workers = number_of_workers(workers, experiment, net, dataset, split)
         worker = Worker(experiment, net, dataset, split, device, workers + 1 if workers > 1 else 1)
-        store = ClientStore(folder / "checkpoint", in_ram=fits_in_ram(net, len(split.clients)))
+        store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(split.clients)))
         counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
         description = {**split.to_json(), **counts}
         run = begin_run(
@@ -89,10 +89,10 @@ def run_rounds(
             loop = federate_split(net, run.server, LocalClients(net, inner), experiment, test_samples)
         roster = roster_of(worker.labels.numpy(), split)
         server = run.server
-        for done in run.record(charge(loop, "data", reading), roster, worker.metrics, local):
+        for done in run.record(_charge(loop, "data", reading), roster, worker.metrics, local):
             server = done.server
             yield done
-        unseen = evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
+        unseen = _evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
         run.finish(local, unseen, pool.peak_mb if pool else 0.0)
 
 
@@ -195,7 +195,7 @@ def begin_run(
     return RunInProgress(experiment, folder, net, store, server, past, time.perf_counter() - since)
 
 
-def charge(loop: Iterator[Round], phase: str, seconds: float) -> Iterator[Round]:
+def _charge(loop: Iterator[Round], phase: str, seconds: float) -> Iterator[Round]:
     """The loop's rounds, the first with the seconds of something that came before it."""
     for done in loop:
         if seconds:
@@ -209,7 +209,7 @@ def starting_command() -> str:
     return shlex.join(["fedvit", *sys.argv[1:]]) if ours else "a Python program"
 
 
-def fits_in_ram(net: Net, clients: int) -> bool:
+def _fits_in_ram(net: Net, clients: int) -> bool:
     """Client memory stays in RAM while all of it would take less than a quarter of what is free."""
     needed = clients * net.memory_nbytes
     if needed <= free_ram() / 4:
@@ -218,7 +218,7 @@ def fits_in_ram(net: Net, clients: int) -> bool:
     return False
 
 
-def evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, split: Split) -> dict[str, Any]:
+def _evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, split: Split) -> dict[str, Any]:
     """Clients that never trained: as they are, and after one local training; unseen.csv and one line each view."""
     if isinstance(net.plan, Plan):
         scores = evaluate(net.plan, dict.fromkeys(split.unseen, server), transport, server.round, Ledger())

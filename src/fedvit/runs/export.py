@@ -59,13 +59,13 @@ def export(
         raise UserError(f"--out {out} is no name for the {form} format: name it {out.with_suffix(SUFFIX[form]).name}")
     if one_file and len(makers) > 1:
         raise UserError(f"--out {out} is one file, and there are {len(makers)} models: name a folder")
-    write = {"timm": write_timm, "onnx": write_onnx}[form]
+    write = {"timm": _write_timm, "onnx": write_onnx}[form]
     for name, make in makers:
         path = out if one_file else out / f"{name}{SUFFIX[form]}"
         yield Exported(path, write(make(), opened, path))
 
 
-def write_timm(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
+def _write_timm(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
     """Plain timm weights where they are exactly the same model, else all weights as they are."""
     description = description_of(model)
     reference = logits(model, check_images(description))
@@ -78,7 +78,7 @@ def write_timm(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
     own = opened.experiment.own.module
 
     def again(partial: Path) -> nn.Module:
-        return load_safetensors(partial, own)
+        return _load_safetensors(partial, own)
 
     return write_checked(path, description, reference, again, lambda file, d: save(weights, d, file))
 
@@ -106,10 +106,10 @@ def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
         raise UserError(f"no model at {path}: expected a .safetensors or .onnx file of `fedvit export`")
     if path.suffix == ".onnx":
         return load_onnx(path)
-    return load_safetensors(path, module)
+    return _load_safetensors(path, module)
 
 
-def load_safetensors(path: Path, module: nn.Module | None) -> nn.Module:
+def _load_safetensors(path: Path, module: nn.Module | None) -> nn.Module:
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
@@ -117,7 +117,7 @@ def load_safetensors(path: Path, module: nn.Module | None) -> nn.Module:
     except (SafetensorError, OSError) as problem:
         raise UserError(f"{path} is not a safetensors file ({problem}): nothing else is read") from problem
     description = Description.from_metadata(metadata, path)
-    model = create(description.timm) if description.timm is not None else rebuild(description, module)
+    model = create(description.timm) if description.timm is not None else _rebuild(description, module)
     try:
         model.load_state_dict(weights)
     except RuntimeError as problem:
@@ -125,7 +125,7 @@ def load_safetensors(path: Path, module: nn.Module | None) -> nn.Module:
     return attach_description(model, description)
 
 
-def rebuild(description: Description, module: nn.Module | None) -> nn.Module:
+def _rebuild(description: Description, module: nn.Module | None) -> nn.Module:
     """The model with its plugins, at its width, in its parts; the weights are still any."""
     if description.model.name == PYTHON and module is None:
         raise UserError(

@@ -105,12 +105,12 @@ def read_clients(path: Path) -> list[dict[str, Any]]:
     """clients.csv with numbers as numbers and empty cells as None."""
     with path.open(newline="") as stream:
         return [
-            {key: value if key == "client" else parse_number(value) for key, value in row.items()}
+            {key: value if key == "client" else _parse_number(value) for key, value in row.items()}
             for row in csv.DictReader(stream)
         ]
 
 
-def parse_number(text: str) -> int | float | None:
+def _parse_number(text: str) -> int | float | None:
     if not text:
         return None
     return int(text) if text.lstrip("-").isdigit() else float(text)

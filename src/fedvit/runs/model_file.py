@@ -38,7 +38,7 @@ def write_checked(
     try:
         partial.mkdir(parents=True)
         save_to(partial / path.name, description)
-        check = compare_logits(again(partial / path.name), description, reference)
+        check = _compare_logits(again(partial / path.name), description, reference)
         if check.difference > check.tolerance:
             raise UserError(
                 f"{path.name} was not written: its model differs from the run's own by {check.difference:.2g} in a "
@@ -60,11 +60,11 @@ def write_checked(
 
 def check_images(description: Description) -> Tensor:
     """Real images that need no data folder and belong to no client: embedded digits, prepared for this model."""
-    return prepare(some_digits(), inputs_of(description))
+    return prepare(_some_digits(), inputs_of(description))
 
 
 @cache
-def some_digits() -> Tensor:
+def _some_digits() -> Tensor:
     images = load_digits().images
     return torch.from_numpy(images[:: len(images) // CHECK_IMAGES][:CHECK_IMAGES].copy())
 
@@ -79,7 +79,7 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
     return out.float()
 
 
-def compare_logits(model: nn.Module, description: Description, reference: Tensor) -> Check:
+def _compare_logits(model: nn.Module, description: Description, reference: Tensor) -> Check:
     """The largest difference of a logit on the check images, and how large it may be."""
     difference = (logits(model, check_images(description)) - reference).abs().max().item()
     return Check(
@@ -95,7 +95,7 @@ def plain_model(model: nn.Module, description: Description) -> tuple[Description
     if isinstance(model, Chain):
         what = "the features leave the body early" if description.split and description.split.cut == "vibs" else None
         raise CannotFoldError(what or "what crosses between client and server is rounded (method.wire)")
-    arguments = timm_arguments(model, description)
+    arguments = _timm_arguments(model, description)
     weights = fold(model, plugins_of(description))
     try:
         plain = create(arguments)
@@ -107,7 +107,7 @@ def plain_model(model: nn.Module, description: Description) -> tuple[Description
     return description.model_copy(update={"timm": arguments}), weights
 
 
-def timm_arguments(model: Any, description: Description) -> Timm:
+def _timm_arguments(model: Any, description: Description) -> Timm:
     """What timm.create_model needs for the plain model; raises CannotFoldError where timm has none."""
     settings, classes = description.model, len(description.classes)
     if settings.name == PYTHON:

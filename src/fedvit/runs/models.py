@@ -111,11 +111,11 @@ def client_model(opened: OpenedRun, name: str) -> nn.Module:
         )
     net, memory = opened.net, opened.store.get(name)
     if isinstance(net.plan, SplitPlan):
-        return split_model(opened, net.plan, name, memory)
+        return _split_model(opened, net.plan, name, memory)
     down = opened.down(name)
     window = window_of(down)
-    with same_sums(opened.experiment):
-        owner, weights = personal_view(opened, name, down, window)
+    with _same_sums(opened.experiment):
+        owner, weights = _personal_view(opened, name, down, window)
     load_(owner.live, {**owner.initial, **owner.frozen, **weights})
     return attach_description(owner.module, describe(opened, name, window=window))
 
@@ -124,20 +124,20 @@ class NeedsImagesError(Exception):
     """A view looked at the client's images, which were not loaded."""
 
 
-class NoImages:
+class _NoImages:
     """In the place of a client's images: most methods never look."""
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsImagesError
 
 
-def personal_view(opened: OpenedRun, name: str, down: Payload, window: Window) -> tuple[Client, tree.Tree]:
+def _personal_view(opened: OpenedRun, name: str, down: Payload, window: Window) -> tuple[Client, tree.Tree]:
     """The client and its weights of view `personal`, with its images only if the method looks at them."""
     net, memory = opened.net, opened.store.get(name)
     owner = net.at(window).bare_client(dict(memory))
     if net.skips:  # as in the run; the model that was handed out before gives all tokens
         skip_unread_tokens_(owner.module)
-    missing: ClientData = NoImages()  # type: ignore[assignment]
+    missing: ClientData = _NoImages()  # type: ignore[assignment]
     owner.data = missing
     try:
         return owner, net.federated.views(owner, down)["personal"]
@@ -147,7 +147,7 @@ def personal_view(opened: OpenedRun, name: str, down: Payload, window: Window) -
 
 
 @contextmanager
-def same_sums(experiment: Experiment) -> Iterator[None]:
+def _same_sums(experiment: Experiment) -> Iterator[None]:
     """As many threads as the run had, because their number changes float sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(experiment.run.threads)
@@ -165,7 +165,7 @@ def why_no_server(opened: OpenedRun) -> str | None:
     net, plan = opened.net, opened.net.plan
     if isinstance(plan, SplitPlan):
         return f"the server of {plan.name} has the body only; head and tail are the clients'"
-    if only_second_head(net):
+    if _only_second_head(net):
         return None
     if net.roles.personal:
         first = ", ".join(net.roles.personal[:3])
@@ -174,7 +174,7 @@ def why_no_server(opened: OpenedRun) -> str | None:
     return None
 
 
-def only_second_head(net: Net) -> bool:
+def _only_second_head(net: Net) -> bool:
     """Whether all that is personal is a second head, which is zero where nobody trained it (Fed-RoD)."""
     return bool(net.roles.personal) and all(name.split(".")[0] == SecondHead.kind for name in net.roles.personal)
 
@@ -215,7 +215,7 @@ class Chain(nn.Module):
         return x
 
 
-def split_model(opened: OpenedRun, split: SplitPlan, name: str, memory: Memory) -> nn.Module:
+def _split_model(opened: OpenedRun, split: SplitPlan, name: str, memory: Memory) -> nn.Module:
     """A client's head and tail around the server's body, as one model."""
     net, updated = opened.net, memory.get("updated", 0.0)
     assert isinstance(updated, float)

@@ -18,7 +18,7 @@ class OnnxModel(nn.Module):
 
     def __init__(self, path: Path):
         super().__init__()
-        runtime = needed("onnxruntime")
+        runtime = _needed("onnxruntime")
         self.session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class OnnxModel(nn.Module):
         return torch.from_numpy(found)
 
 
-def needed(name: str) -> Any:
+def _needed(name: str) -> Any:
     """An optional package, or an error that says how to get it."""
     import importlib
 
@@ -40,7 +40,7 @@ def needed(name: str) -> Any:
 
 
 def load_onnx(path: Path) -> nn.Module:
-    needed("onnxruntime")
+    _needed("onnxruntime")
     try:
         model = OnnxModel(path)
     except UserError:
@@ -54,7 +54,7 @@ def load_onnx(path: Path) -> nn.Module:
 def write_onnx(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
     """One graph from normalised images (batch, 3, size, size) to logits (batch, classes), for any batch."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
-        needed(name)
+        _needed(name)
     description = description_of(model)
     images = check_images(description)
     reference = logits(model, images)
@@ -65,7 +65,7 @@ def write_onnx(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
         model = plain
     except CannotFoldError as why:
         description = description.model_copy(update={"not_timm": str(why)})
-    program = convert(model, images, path)
+    program = _convert(model, images, path)
 
     def save_to(file: Path, final: Description) -> None:
         program.model.metadata_props[KEY] = final.to_json()
@@ -75,7 +75,7 @@ def write_onnx(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
     return write_checked(path, description, reference, load_onnx, save_to)
 
 
-def convert(model: nn.Module, images: Tensor, path: Path) -> Any:
+def _convert(model: nn.Module, images: Tensor, path: Path) -> Any:
     """torch's own exporter, which speaks to the log only."""
     import warnings
 

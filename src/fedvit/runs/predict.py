@@ -43,25 +43,25 @@ def predict(
     """
     description = description_of(model)
     top = min(top, len(description.classes))
-    files = list(image_files(images))
+    files = list(_image_files(images))
     for start in range(0, len(files), EVALUATION_BATCH):
         good, pixels = [], []
         for file in files[start : start + EVALUATION_BATCH]:
             try:
-                pixels.append(read_image(file, description))
+                pixels.append(_read_image(file, description))
                 good.append(file)
             except (UnreadableError, UserError) as problem:
                 if unreadable is None:
                     raise UserError(str(problem)) from problem
                 unreadable.append(str(problem))
         if good:
-            chances, numbers = probabilities(model, np.stack(pixels)).topk(top, dim=1)
+            chances, numbers = _probabilities(model, np.stack(pixels)).topk(top, dim=1)
             for file, chance, number in zip(good, chances.tolist(), numbers.tolist(), strict=True):
                 yield Prediction(file, tuple(description.classes[n] for n in number), tuple(chance))
 
 
 @torch.no_grad()
-def probabilities(model: nn.Module, images: NDArray[np.uint8]) -> torch.Tensor:
+def _probabilities(model: nn.Module, images: NDArray[np.uint8]) -> torch.Tensor:
     """Of every class for images (batch, height, width, 1 or 3), as the run's own evaluation computes them."""
     description = description_of(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -71,7 +71,7 @@ def probabilities(model: nn.Module, images: NDArray[np.uint8]) -> torch.Tensor:
     return torch.softmax(logits.float(), dim=1).cpu()
 
 
-def image_files(images: Iterable[str | Path]) -> Iterator[Path]:
+def _image_files(images: Iterable[str | Path]) -> Iterator[Path]:
     """Files as they are named, and all images below folders in the order of their names."""
     for path in map(Path, images):
         if path.is_dir():
@@ -93,7 +93,7 @@ def hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
 
 
-def read_image(file: Path, description: Description) -> NDArray[np.uint8]:
+def _read_image(file: Path, description: Description) -> NDArray[np.uint8]:
     """An image as the training images were: in grey or colour, squashed to their size."""
     height, width, channels = description.image
     pixels = folders.decode(file, (width, height), Counter())
@@ -125,7 +125,7 @@ def predict_to(
     top = min(top, len(description_of(model).classes))
     found = predict(model, images, top=top, unreadable=unreadable)
     if table is not None:
-        count = write_csv(table, found, top)
+        count = _write_csv(table, found, top)
         console.print(f"{count} images: {table}", soft_wrap=True, highlight=False, markup=False)
         return unreadable
     for image, classes, chances in found:
@@ -140,7 +140,7 @@ def header(top: int) -> list[str]:
     return ["image", "class", "probability", *more]
 
 
-def write_csv(path: Path, predictions: Iterable[Prediction], top: int) -> int:
+def _write_csv(path: Path, predictions: Iterable[Prediction], top: int) -> int:
     """One line an image, written as they come; returns how many."""
     count = 0
     try:

@@ -20,7 +20,7 @@ from fedvit.runs.folder import LocalBaseline, Run
 log = logging.getLogger(__name__)
 
 
-def run_folder(experiment: Experiment) -> Path:
+def _run_folder(experiment: Experiment) -> Path:
     return Path("runs") / f"{experiment.label}-{Path(experiment.data.name).stem}-seed{experiment.run.seed}"
 
 
@@ -38,7 +38,7 @@ def settle(
     experiment = None
     if out is None:
         experiment = load_experiment(file, sets, flags, groups=groups, own=own)
-        out = run_folder(experiment)
+        out = _run_folder(experiment)
     saved = out / "run.toml"
     base = read_tables(saved) if resume and saved.is_file() else None
     if experiment is None or base is not None:
@@ -56,7 +56,7 @@ def start_or_resume(
     workers: int | None = 1,
 ) -> Iterator[Round]:
     """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
-    warn_of_too_many(experiment.run.threads, workers or 1)
+    _warn_of_too_many(experiment.run.threads, workers or 1)
     warn_of_slow_bf16(experiment.run.precision, experiment.run.devices)
     found = standing(experiment, folder, resume=resume)
     if found == "finished":
@@ -67,7 +67,7 @@ def start_or_resume(
 def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["new", "begun", "finished"]:
     """How far this experiment is in its folder; an error where the folder holds something else."""
     if not (folder / "run.toml").is_file():
-        if folder.exists() and (not folder.is_dir() or any(not is_left_over(path) for path in folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(not _is_left_over(path) for path in folder.iterdir())):
             raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
         return "new"
     if not resume:
@@ -77,12 +77,12 @@ def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["
     return "finished" if done else "begun"
 
 
-def is_left_over(path: Path) -> bool:
+def _is_left_over(path: Path) -> bool:
     """Whether this is of a run that was stopped before its first round."""
     return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json")
 
 
-def warn_of_too_many(threads: int, workers: int) -> None:
+def _warn_of_too_many(threads: int, workers: int) -> None:
     """More threads than cores only wait for each other."""
     if threads * workers > (here := cores()):
         log.warning("%d workers x %d threads are more than the %d cores here: that is slower", workers, threads, here)

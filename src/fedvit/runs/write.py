@@ -95,11 +95,11 @@ def write_clients(
     if experiment.method["name"] == "local":
         alone = {name: score["personal_accuracy"] for name, score in done.scores.items()}
     trained = rounds_trained(rows, done.scores)
-    write_clients_csv(folder / "clients.csv", roster, done.scores, trained, alone, metrics)
-    write_confusion_json(folder / "confusion.json", done.scores)
+    _write_clients_csv(folder / "clients.csv", roster, done.scores, trained, alone, metrics)
+    _write_confusion_json(folder / "confusion.json", done.scores)
 
 
-def layers_chosen_from(net: Net) -> list[str] | None:
+def _layers_chosen_from(net: Net) -> list[str] | None:
     """The layers that clients choose among, where the method lets them."""
     choice = net.plan.choice if isinstance(net.plan, Plan) else None
     return None if choice is None else list(choice.layers(net.module, net.roles)) or None
@@ -116,7 +116,7 @@ def write_summary(
     peak_mb: float,
 ) -> None:
     """summary.json, the very last file: its presence means finished."""
-    views, clients = view_summary(rows), run.clients
+    views, clients = _view_summary(rows), run.clients
     schedule = local.schedule if local else experiment.method.get("schedule")
     summary = {
         "method": experiment.method["name"],
@@ -132,13 +132,13 @@ def write_summary(
         "lr": experiment.train.lr,
         "views": views,
         "server_accuracy": views["server"]["mean"] if "server" in views else None,
-        "never_trained": never_trained(clients),
+        "never_trained": _never_trained(clients),
         "unseen": unseen,
         "gain_over_local": gain_summary(clients, schedule),
         "params": net.params(),
         "nbytes": nbytes_per_client(rows),
         "nbytes_run": nbytes_of_run(rows),
-        "layers": layers_chosen_from(net),
+        "layers": _layers_chosen_from(net),
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,
@@ -170,7 +170,7 @@ def rounds_trained(rows: Iterable[Mapping[str, Any]], clients: Iterable[str]) ->
     return {name: count[POOLED] or count[name] for name in clients}
 
 
-def write_clients_csv(
+def _write_clients_csv(
     path: Path,
     roster: Roster,
     scores: Scores,
@@ -197,7 +197,7 @@ def write_clients_csv(
             writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
 
 
-def write_confusion_json(path: Path, scores: Scores) -> None:
+def _write_confusion_json(path: Path, scores: Scores) -> None:
     """confusion.json: [class, predicted class, images] of every client that tells, on its own test images."""
     start = f"personal_{CONFUSION}_"
     content = {}
@@ -219,7 +219,7 @@ def write_unseen_csv(path: Path, split: Split, scores: Scores, metrics: Sequence
             writer.writerow([name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)])
 
 
-def view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Every view after the last round, and the best round beside it: the papers' habit, never the headline."""
     evaluated = [row for row in rows if row["views"] is not None]
     views = {}
@@ -255,7 +255,7 @@ def nbytes_of_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float]:
     }
 
 
-def never_trained(clients: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _never_trained(clients: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """How many clients were never sampled, and how they do: they are scored with weights they never trained."""
     scores = [client["personal_accuracy"] for client in clients if client["rounds_trained"] == 0]
     return {"clients": len(scores), "mean": sum(scores) / len(scores) if scores else None}

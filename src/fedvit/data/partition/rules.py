@@ -22,30 +22,30 @@ MAX_REDRAWS = 10_000
 def iid(dataset: Dataset, ask: Request) -> Split:
     """Every client gets the same number of images at random."""
     if dataset.official_test is not None:
-        train, test = official(dataset, ask)
+        train, test = _official(dataset, ask)
         parts = [np.array_split(ask.generator.permutation(part), ask.clients) for part in (train, test)]
-        return train_only(parts, test)
-    return pooled(np.array_split(ask.generator.permutation(len(dataset)), ask.clients), ask)
+        return _train_only(parts, test)
+    return _pooled(np.array_split(ask.generator.permutation(len(dataset)), ask.clients), ask)
 
 
 def dirichlet(dataset: Dataset, ask: Request) -> Split:
     """FedPerfix: train and test pooled, per class p ~ Dir(alpha), full clients get no more."""
     everything = np.arange(len(dataset))
-    counts = dirichlet_counts(dataset.labels, dataset.classes, ask)
-    return pooled(deal(everything, dataset.labels, counts, ask.generator), ask)
+    counts = _dirichlet_counts(dataset.labels, dataset.classes, ask)
+    return _pooled(_deal(everything, dataset.labels, counts, ask.generator), ask)
 
 
-def pooled(owned: Sequence[Indices], ask: Request) -> Split:
+def _pooled(owned: Sequence[Indices], ask: Request) -> Split:
     """Train and test per client at random, not stratified; the global test set is the union."""
     clients = {}
     for number, indices in enumerate(owned):
         order = ask.generator.permutation(indices)
         cut = len(order) - max(1, round(len(order) * ask.test))
-        clients[str(number)] = client_split(order[:cut], order[cut:])
-    return Split(clients, union_of_tests(clients))
+        clients[str(number)] = _client_split(order[:cut], order[cut:])
+    return Split(clients, _union_of_tests(clients))
 
 
-def union_of_tests(clients: Mapping[str, ClientSplit]) -> Indices:
+def _union_of_tests(clients: Mapping[str, ClientSplit]) -> Indices:
     return np.sort(np.concatenate([part.test for part in clients.values()]))
 
 
@@ -54,7 +54,7 @@ def union_of_tests(clients: Mapping[str, ClientSplit]) -> Indices:
 
 def by_site(dataset: Dataset, ask: Request) -> Split:
     """Every owner's folder is a client, split without regard to the other owners: the same as at its own site."""
-    groups = groups_of(dataset)
+    groups = _groups_of(dataset)
     if ask.clients != len(dataset.group_names):
         raise UserError(
             f"there are {len(dataset.group_names)} sites, so --clients {ask.clients} cannot be: leave it out"
@@ -62,13 +62,13 @@ def by_site(dataset: Dataset, ask: Request) -> Split:
     clients: dict[str, ClientSplit] = {}
     for number, name in enumerate(dataset.group_names):
         alone = replace(ask, generator=randomness.numpy_generator(ask.seed, "partition", name))
-        clients |= stratified_clients(dataset, {name: np.flatnonzero(groups == number)}, alone).clients
-    return Split(clients, union_of_tests(clients))
+        clients |= _stratified_clients(dataset, {name: np.flatnonzero(groups == number)}, alone).clients
+    return Split(clients, _union_of_tests(clients))
 
 
 def by_domain(dataset: Dataset, ask: Request) -> Split:
     """FedPerfix's Office-Home: the same number of clients in every domain, Dir(alpha) per class inside."""
-    groups, domains = groups_of(dataset), dataset.group_names
+    groups, domains = _groups_of(dataset), dataset.group_names
     each, rest = divmod(ask.clients, len(domains))
     if rest or not each:
         raise UserError(
@@ -82,13 +82,13 @@ def by_domain(dataset: Dataset, ask: Request) -> Split:
             owned[domain] = members
             continue
         labels = dataset.labels[members]
-        counts = domain_counts(labels, dataset.classes, each, domain, ask)
-        for client, part in enumerate(deal(members, labels, counts, ask.generator)):
+        counts = _domain_counts(labels, dataset.classes, each, domain, ask)
+        for client, part in enumerate(_deal(members, labels, counts, ask.generator)):
             owned[f"{domain}-{client}"] = part
-    return stratified_clients(dataset, owned, ask)
+    return _stratified_clients(dataset, owned, ask)
 
 
-def domain_counts(labels: Labels, classes: int, clients: int, domain: str, ask: Request) -> NDArray[np.int64]:
+def _domain_counts(labels: Labels, classes: int, clients: int, domain: str, ask: Request) -> NDArray[np.int64]:
     """Images of each class for each client of one domain; redrawn until all have enough."""
     sizes = np.bincount(labels, minlength=classes)
     fair = len(labels) // clients
@@ -110,7 +110,7 @@ def domain_counts(labels: Labels, classes: int, clients: int, domain: str, ask: 
     )
 
 
-def groups_of(dataset: Dataset) -> Labels:
+def _groups_of(dataset: Dataset) -> Labels:
     if dataset.groups is None:
         raise UserError(
             f"{dataset.name} has no domains or sites: expected folders site/class/image; use another partition"
@@ -118,19 +118,19 @@ def groups_of(dataset: Dataset) -> Labels:
     return dataset.groups
 
 
-def stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Request) -> Split:
+def _stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Request) -> Split:
     """The source's own train and test of every client, or a stratified share for testing."""
     clients = {}
     for name, indices in owned.items():
         if dataset.official_test is not None:
             test = dataset.official_test[indices]
-            clients[name] = client_split(indices[~test], indices[test])
+            clients[name] = _client_split(indices[~test], indices[test])
         else:
-            clients[name] = client_split(*stratified(dataset.labels, indices, ask))
-    return Split(clients, union_of_tests(clients))
+            clients[name] = _client_split(*_stratified(dataset.labels, indices, ask))
+    return Split(clients, _union_of_tests(clients))
 
 
-def stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices, Indices]:
+def _stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices, Indices]:
     """The same share of every class for testing; a class with one image is trained on."""
     train, test = [], []
     for label in np.unique(labels[indices]):
@@ -146,9 +146,9 @@ def stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices,
 
 def dirichlet_train(dataset: Dataset, ask: Request) -> Split:
     """FedPEFT: the training set by Dir(alpha) per class; test images in the client's class proportions."""
-    train, test = official(dataset, ask)
-    counts = dirichlet_counts(dataset.labels[train], dataset.classes, ask)
-    return by_shares(dataset, train, test, normalised(counts), ask.generator)
+    train, test = _official(dataset, ask)
+    counts = _dirichlet_counts(dataset.labels[train], dataset.classes, ask)
+    return _by_shares(dataset, train, test, _normalised(counts), ask.generator)
 
 
 def pathological(dataset: Dataset, ask: Request) -> Split:
@@ -156,9 +156,9 @@ def pathological(dataset: Dataset, ask: Request) -> Split:
     per_client = ask.settings.classes
     if not 1 <= per_client <= dataset.classes:
         raise UserError(f"partition.classes must lie in 1..{dataset.classes}, found {per_client}")
-    owners = class_owners(dataset.classes, ask.clients, per_client, ask.generator)
-    train, test = official(dataset, ask)
-    return by_shares(dataset, train, test, normalised(owners), ask.generator)
+    owners = _class_owners(dataset.classes, ask.clients, per_client, ask.generator)
+    train, test = _official(dataset, ask)
+    return _by_shares(dataset, train, test, _normalised(owners), ask.generator)
 
 
 def dh(dataset: Dataset, ask: Request) -> Split:
@@ -173,21 +173,21 @@ def dh(dataset: Dataset, ask: Request) -> Split:
             f"dh level {level} gives {per_client} classes per client; with {total} classes the number of clients must "
             f"be a multiple of {total // np.gcd(per_client, total)}, found {ask.clients}"
         )
-    owners = class_owners(total, ask.clients, per_client, ask.generator)
+    owners = _class_owners(total, ask.clients, per_client, ask.generator)
     shares = owners * ask.generator.uniform(0.4, 0.6, owners.shape)
-    train, test = official(dataset, ask)
-    return by_shares(dataset, train, test, normalised(shares), ask.generator)
+    train, test = _official(dataset, ask)
+    return _by_shares(dataset, train, test, _normalised(shares), ask.generator)
 
 
-def official(dataset: Dataset, ask: Request) -> tuple[Indices, Indices]:
+def _official(dataset: Dataset, ask: Request) -> tuple[Indices, Indices]:
     """The source's own train and test; where it has none, a stratified share is held out as test."""
     mask = dataset.official_test
     if mask is None:
-        return stratified(dataset.labels, np.arange(len(dataset)), ask)
+        return _stratified(dataset.labels, np.arange(len(dataset)), ask)
     return np.flatnonzero(~mask), np.flatnonzero(mask)
 
 
-def by_shares(
+def _by_shares(
     dataset: Dataset, train: Indices, test: Indices, shares: NDArray[np.float64], generator: Generator
 ) -> Split:
     """Divide train and test of every class by the same shares (classes x clients)."""
@@ -196,23 +196,23 @@ def by_shares(
         labels = dataset.labels[indices]
         sizes = np.bincount(labels, minlength=dataset.classes)
         edges = np.round(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
-        parts.append(deal(indices, labels, np.diff(edges, axis=1, prepend=0), generator))
-    return train_only(parts, test)
+        parts.append(_deal(indices, labels, np.diff(edges, axis=1, prepend=0), generator))
+    return _train_only(parts, test)
 
 
-def train_only(parts: Sequence[Sequence[Indices]], test: Indices) -> Split:
-    clients = {str(i): client_split(a, b) for i, (a, b) in enumerate(zip(*parts, strict=True))}
+def _train_only(parts: Sequence[Sequence[Indices]], test: Indices) -> Split:
+    clients = {str(i): _client_split(a, b) for i, (a, b) in enumerate(zip(*parts, strict=True))}
     return Split(clients, test)
 
 
-def client_split(train: Indices, test: Indices) -> ClientSplit:
+def _client_split(train: Indices, test: Indices) -> ClientSplit:
     return ClientSplit(np.sort(train), np.sort(test), np.empty(0, dtype=np.int64))
 
 
 # Shared pieces.
 
 
-def dirichlet_counts(labels: Labels, classes: int, ask: Request) -> NDArray[np.int64]:
+def _dirichlet_counts(labels: Labels, classes: int, ask: Request) -> NDArray[np.int64]:
     """How many images of each class each client gets (classes x clients); redrawn until all have enough."""
     sizes = np.bincount(labels, minlength=classes)
     alpha = ask.settings.alpha
@@ -222,7 +222,7 @@ def dirichlet_counts(labels: Labels, classes: int, ask: Request) -> NDArray[np.i
             return counts
     raise UserError(
         f"no split of {len(labels)} images over {ask.clients} clients with alpha {alpha} gave every client "
-        f"{ask.least} images in {MAX_REDRAWS:,} draws; {possible(sizes, ask)}"
+        f"{ask.least} images in {MAX_REDRAWS:,} draws; {_possible(sizes, ask)}"
     )
 
 
@@ -243,7 +243,7 @@ def draw_counts(sizes: Labels, clients: int, alpha: float, generator: Generator)
     return counts
 
 
-def possible(sizes: Labels, ask: Request) -> str:
+def _possible(sizes: Labels, ask: Request) -> str:
     """What would work instead: the largest smaller number of clients, the smallest larger alpha."""
     alpha = ask.settings.alpha
 
@@ -263,7 +263,7 @@ def possible(sizes: Labels, ask: Request) -> str:
     return f"possible: {' or '.join([*advice, 'a smaller partition.min_samples'])}"
 
 
-def deal(indices: Indices, labels: Labels, counts: NDArray[np.int64], generator: Generator) -> list[Indices]:
+def _deal(indices: Indices, labels: Labels, counts: NDArray[np.int64], generator: Generator) -> list[Indices]:
     """Hand out the shuffled images of each class in these counts (classes x clients)."""
     owners, members = [], []
     for label, row in enumerate(counts):
@@ -273,7 +273,7 @@ def deal(indices: Indices, labels: Labels, counts: NDArray[np.int64], generator:
     return np.split(np.concatenate(members)[order], np.cumsum(counts.sum(axis=0))[:-1])
 
 
-def class_owners(classes: int, clients: int, per_client: int, generator: Generator) -> NDArray[np.float64]:
+def _class_owners(classes: int, clients: int, per_client: int, generator: Generator) -> NDArray[np.float64]:
     """Which classes each client owns (classes x clients), as evenly as the numbers allow.
 
     Client by client, always among the classes with most free places, no class twice.
@@ -290,7 +290,7 @@ def class_owners(classes: int, clients: int, per_client: int, generator: Generat
     return owners
 
 
-def normalised(shares: NDArray[Any]) -> NDArray[np.float64]:
+def _normalised(shares: NDArray[Any]) -> NDArray[np.float64]:
     """Every class's shares (classes x clients) to sum 1; a class nobody owns stays at nothing."""
     sums = shares.sum(axis=1, keepdims=True)
     result: NDArray[np.float64] = shares / np.where(sums > 0, sums, 1)

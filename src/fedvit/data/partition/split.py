@@ -64,7 +64,7 @@ def partition_dataset(
     total = len(dataset)
     if name not in POOLED_RULES and dataset.official_test is not None:
         total -= int(dataset.official_test.sum())
-    least = least_samples(settings, clients, total, batch / data.test)
+    least = _least_samples(settings, clients, total, batch / data.test)
     if clients * least > total:
         raise UserError(
             f"{total} images cannot serve {clients} clients with at least {least} each; "
@@ -79,16 +79,16 @@ def partition_dataset(
                 "clients or, where the source has no test set of its own, a larger data.test or partition.min_samples"
             )
     if kept is not None:
-        result = renumbered(result, kept)
+        result = _renumbered(result, kept)
     if data.val:
-        result = hold_out_val(result, data.val, seed)
+        result = _hold_out_val(result, data.val, seed)
     if probe:
         result = hold_out_probe(result, dataset.labels if kept is None else whole.labels, probe, seed)
-    unseen = choose_unseen(list(result.clients), data.unseen, seed)
+    unseen = _choose_unseen(list(result.clients), data.unseen, seed)
     return replace(result, class_names=dataset.class_names, unseen=unseen, source=whole.identity)
 
 
-def renumbered(result: Split, kept: Indices) -> Split:
+def _renumbered(result: Split, kept: Indices) -> Split:
     """Indices into the kept images as indices into all of them."""
     clients = {
         name: ClientSplit(kept[part.train], kept[part.test], kept[part.val]) for name, part in result.clients.items()
@@ -96,7 +96,7 @@ def renumbered(result: Split, kept: Indices) -> Split:
     return replace(result, clients=clients, global_test=kept[result.global_test])
 
 
-def choose_unseen(clients: list[str], count: int, seed: int) -> tuple[str, ...]:
+def _choose_unseen(clients: list[str], count: int, seed: int) -> tuple[str, ...]:
     """The clients that never train."""
     if count >= len(clients):
         raise UserError(f"data.unseen={count} of {len(clients)} clients leaves nobody to train")
@@ -104,14 +104,14 @@ def choose_unseen(clients: list[str], count: int, seed: int) -> tuple[str, ...]:
     return tuple(clients[i] for i in sorted(order[:count]))
 
 
-def least_samples(settings: PartitionSettings, clients: int, total: int, enough: float) -> int:
+def _least_samples(settings: PartitionSettings, clients: int, total: int, enough: float) -> int:
     """The fewest images a client may have: one batch to train on, or half an equal share; never fewer than two."""
     if settings.min_samples is not None:
         return max(2, settings.min_samples)
     return 2 if settings.name == "site" else max(2, int(min(enough, total / clients / 2)))
 
 
-def hold_out_val(whole: Split, share: float, seed: int) -> Split:
+def _hold_out_val(whole: Split, share: float, seed: int) -> Split:
     """Take a share of every client's training images for choosing things; at least one, never all."""
     clients = {}
     for name, part in whole.clients.items():

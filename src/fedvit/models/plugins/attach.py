@@ -42,10 +42,10 @@ from fedvit.models.plugins.specs import (
 def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size: int = 0) -> None:
     """Add the plugin's modules to the model, drawing their initial values from the global generator."""
     if isinstance(plugin, SecondHead | HeadMaker | Projection | Offset):
-        attach_to_classifier(model, plugin, size)
+        _attach_to_classifier(model, plugin, size)
         return
     if isinstance(plugin, FeatureNoise):
-        attach_feature_noise(model, plugin)
+        _attach_feature_noise(model, plugin)
         return
     if isinstance(plugin, Splitter):
         model.splitter = ImageSplitter(plugin.width, plugin.latent)
@@ -58,7 +58,9 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
     match plugin:
         case Prefix():
             for block in blocks:
-                attach_prefix(block, plugin, zero=plugin.init == "zero" or (plugin.init == "auto" and not from_scratch))
+                _attach_prefix(
+                    block, plugin, zero=plugin.init == "zero" or (plugin.init == "auto" and not from_scratch)
+                )
         case Lora():
             for block in blocks:
                 qkv = block.attn.qkv
@@ -66,15 +68,15 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
                     qkv.in_features, plugin.rank, qkv.out_features, nn.Identity(),
                     plugin.alpha / plugin.rank, bias=False, zero=True,
                 )  # fmt: skip
-                qkv.register_forward_hook(partial(add_to_output, block.lora))
+                qkv.register_forward_hook(partial(_add_to_output, block.lora))
         case Prompt():
             patch_area = model.patch_embed.proj.weight[0].numel()  # type: ignore[union-attr,index]
             bound = 0.0 if plugin.init == "zero" else (6 / (patch_area + dim)) ** 0.5
             for block in blocks:
-                need_plain_attention(block, "the prompt plugin")
+                _need_plain_attention(block, "the prompt plugin")
                 block.prompt = PromptTokens(plugin.tokens, dim, bound, plugin.dropout)
-                block.register_forward_pre_hook(partial(transform_input, block.prompt))
-                block.register_forward_hook(partial(cut_prompt, plugin.tokens), prepend=True)
+                block.register_forward_pre_hook(partial(_transform_input, block.prompt))
+                block.register_forward_hook(partial(_cut_prompt, plugin.tokens), prepend=True)
         case Adapter():
             width = plugin.width or max(1, dim // 8)
             act = nn.GELU() if plugin.activation == "gelu" else nn.Tanh()
@@ -85,7 +87,7 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
                 if plugin.per_layer:
                     one = Bottleneck(dim, width, dim, act, 1, bias=True, zero=True)
                     block.adapter = one
-                block.mlp.register_forward_hook(partial(add_own_output, one))
+                block.mlp.register_forward_hook(partial(_add_own_output, one))
 
 
 def groups_of_model(model: nn.Module) -> dict[str, list[str]]:
@@ -120,7 +122,7 @@ def classifiers(model: nn.Module, what: str) -> dict[str, nn.Linear]:
     return linear
 
 
-def attach_to_classifier(model: nn.Module, plugin: SecondHead | HeadMaker | Projection | Offset, size: int) -> None:
+def _attach_to_classifier(model: nn.Module, plugin: SecondHead | HeadMaker | Projection | Offset, size: int) -> None:
     heads = classifiers(model, f"the {plugin.kind} plugin")
     match plugin:
         case SecondHead():
@@ -128,7 +130,7 @@ def attach_to_classifier(model: nn.Module, plugin: SecondHead | HeadMaker | Proj
             model.second_head = nn.ModuleList(seconds)
             for head, second in zip(heads.values(), seconds, strict=True):
                 zero_(second)
-                head.register_forward_hook(partial(add_to_output, second))
+                head.register_forward_hook(partial(_add_to_output, second))
         case HeadMaker():
             numbers = sum(head.weight.numel() + head.out_features for head in heads.values())
             classes = next(iter(heads.values())).out_features
@@ -141,27 +143,27 @@ def attach_to_classifier(model: nn.Module, plugin: SecondHead | HeadMaker | Proj
                 layers = nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, plugin.width)
                 model.projection.append(nn.Sequential(*layers))
                 fresh = nn.Linear(plugin.width, head.out_features)
-                fresh.register_forward_pre_hook(partial(transform_input, model.projection[-1]))
+                fresh.register_forward_pre_hook(partial(_transform_input, model.projection[-1]))
                 model.set_submodule(path, fresh)
         case Offset():
             model.offset = OffsetImage(size, plugin.a)
-            model.register_forward_pre_hook(partial(transform_input, model.offset))
+            model.register_forward_pre_hook(partial(_transform_input, model.offset))
             for path, head in heads.items():
                 fresh = nn.Linear(2 * head.in_features, head.out_features)
-                fresh.register_forward_pre_hook(partial(transform_input, pair_up))
+                fresh.register_forward_pre_hook(partial(_transform_input, _pair_up))
                 model.set_submodule(path, fresh)
 
 
-def pair_up(features: Tensor) -> Tensor:  # (2 batch, dim) -> (batch, 2 dim)
+def _pair_up(features: Tensor) -> Tensor:  # (2 batch, dim) -> (batch, 2 dim)
     return features.reshape(2, -1, features.shape[1]).transpose(0, 1).flatten(1)
 
 
-def transform_input(by: Callable[[Tensor], Tensor], _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _transform_input(by: Callable[[Tensor], Tensor], _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return (by(inputs[0]), *inputs[1:])
 
 
 @dataclass
-class Tap:
+class _Tap:
     """What went into the classifiers in the last forward pass, and what came out before any plugin was added."""
 
     features: list[Tensor]
@@ -169,9 +171,9 @@ class Tap:
 
 
 @contextmanager
-def tapped(model: nn.Module) -> Iterator[Tap]:
+def tapped(model: nn.Module) -> Iterator[_Tap]:
     """Watch the classifiers. A distilled DeiT has two, and predicts their mean."""
-    tap, handles = Tap([], []), []
+    tap, handles = _Tap([], []), []
 
     def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         tap.features.append(inputs[0])
@@ -186,7 +188,7 @@ def tapped(model: nn.Module) -> Iterator[Tap]:
             handle.remove()
 
 
-def attach_feature_noise(model: nn.Module, plugin: FeatureNoise) -> None:
+def _attach_feature_noise(model: nn.Module, plugin: FeatureNoise) -> None:
     """After layer1 to layer4 of a ResNet, or after each quarter of a ViT's blocks."""
     stages: list[Any] = [getattr(model, f"layer{i}") for i in range(1, 5) if hasattr(model, f"layer{i}")]
     over: tuple[int, ...] = (2, 3)
@@ -198,7 +200,7 @@ def attach_feature_noise(model: nn.Module, plugin: FeatureNoise) -> None:
     layers = [StatisticNoise(count, over, plugin.prob, plugin.momentum) for count in channels]
     model.feature_noise = nn.ModuleList(layers)
     for stage, layer in zip(stages, layers, strict=True):
-        stage.register_forward_hook(partial(replace_output, layer))
+        stage.register_forward_hook(partial(_replace_output, layer))
 
 
 def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
@@ -215,7 +217,7 @@ def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
     return blocks
 
 
-def need_plain_attention(block: Any, what: str) -> None:
+def _need_plain_attention(block: Any, what: str) -> None:
     """More tokens than the model knows places for go with plain attention only."""
     if type(block.attn) is not Attention or getattr(block.attn, "gate", None) is not None:
         raise UserError(
@@ -224,7 +226,7 @@ def need_plain_attention(block: Any, what: str) -> None:
         )
 
 
-def attach_prefix(block: Any, plugin: Prefix, *, zero: bool) -> None:
+def _attach_prefix(block: Any, plugin: Prefix, *, zero: bool) -> None:
     qkv: nn.Linear = block.attn.qkv
     dim, out = qkv.in_features, qkv.out_features // 3 * 2
     if plugin.bottleneck is not None:
@@ -234,34 +236,34 @@ def attach_prefix(block: Any, plugin: Prefix, *, zero: bool) -> None:
     else:
         block.prefix = FreePrefix(plugin.tokens, out, plugin.s, zero=zero)
     if plugin.combine == "add":
-        qkv.register_forward_hook(partial(add_to_keys_and_values, block.prefix))
+        qkv.register_forward_hook(partial(_add_to_keys_and_values, block.prefix))
     else:
-        need_plain_attention(block, "combine=concat")
-        block.attn.forward = partial(attend_with_prefix, block.attn, block.prefix)
+        _need_plain_attention(block, "combine=concat")
+        block.attn.forward = partial(_attend_with_prefix, block.attn, block.prefix)
 
 
-def add_to_keys_and_values(prefix: nn.Module, qkv: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+def _add_to_keys_and_values(prefix: nn.Module, qkv: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor:
     """Queries are left alone: they are the first third of the projection's output."""
     return output + F.pad(prefix(inputs[0]), (qkv.out_features // 3, 0))
 
 
-def add_to_output(plugin: nn.Module, _: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+def _add_to_output(plugin: nn.Module, _: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
     return output + plugin(inputs[0])  # type: ignore[no-any-return]
 
 
-def add_own_output(plugin: nn.Module, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
+def _add_own_output(plugin: nn.Module, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
     return output + plugin(output)  # type: ignore[no-any-return]
 
 
-def replace_output(plugin: nn.Module, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
+def _replace_output(plugin: nn.Module, _: nn.Module, __: tuple[Tensor], output: Tensor) -> Tensor:
     return plugin(output)  # type: ignore[no-any-return]
 
 
-def cut_prompt(tokens: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _cut_prompt(tokens: int, _: nn.Module, __: tuple[Tensor, ...], output: Tensor) -> Tensor:
     return output[:, : output.shape[1] - tokens]
 
 
-def attend_with_prefix(
+def _attend_with_prefix(
     attn: Any, prefix: nn.Module, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
     """Self-attention over the tokens and, beside them, the prefix's keys and values (eq. 3 of FedPerfix)."""

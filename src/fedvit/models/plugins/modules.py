@@ -100,13 +100,13 @@ class StatisticNoise(nn.Module):
         shape = mean.shape[1:]
         new = []
         for statistic, spread in zip((mean, std), self.spread, strict=True):
-            variance = (1 + sharing_factor(spread).view(shape)) * statistic.var(0, correction=0)
+            variance = (1 + _sharing_factor(spread).view(shape)) * statistic.var(0, correction=0)
             noise = torch.randn(statistic.shape).to(x.device)
             new.append(statistic + noise * (variance + EPS).sqrt())
         return (new[1] * (values - mean) / std + new[0]).to(x.dtype)
 
 
-def sharing_factor(spread: Tensor) -> Tensor:
+def _sharing_factor(spread: Tensor) -> Tensor:
     """FedFA's gamma: more noise in the channels whose statistics differ more between clients; its mean is 1."""
     weight = 1 / (1 + 1 / (spread + EPS))
     return len(spread) * weight / weight.sum()

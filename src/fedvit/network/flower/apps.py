@@ -105,10 +105,10 @@ def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str
     """A site's answer to one message. Flower starts a process for each, and does not wait for the one before it."""
     Path(told["state"]).mkdir(parents=True, exist_ok=True)
     with FileLock(Path(told["state"]) / "lock"):
-        return answer_alone(folder, told, records, task, sent)
+        return _answer_alone(folder, told, records, task, sent)
 
 
-def answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
+def _answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
     content, about = from_records(records)
     note(Path(told["state"]), told["site"], task if task == "hello" else f"round {content.scalars['round']:g}: {task}")
     experiment, federation = read_app(folder, told.get("data-dir"), told.get("threads"))

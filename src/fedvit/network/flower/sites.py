@@ -153,7 +153,7 @@ class FlowerSites:
         except ValueError as problem:
             return Failure(f"sent something that cannot be read: {problem}")
         if "code" in about:
-            return Failure(f"{about['code']}: {text_of(about)}")
+            return Failure(f"{about['code']}: {_text_of(about)}")
         if about.get("run") != self.run or about.get("round") != down.scalars["round"]:
             return Failure(f"answered for round {about.get('round')} of run {about.get('run')}")
         wanted = up_of(self.net, down, int(down.scalars["round"])) if task == "train" else Payload()
@@ -198,13 +198,13 @@ class FlowerSites:
                 log.warning("node %d did not say who it is; it will be asked again", node)
                 continue
             try:
-                about = read_hello(reply.content)
+                about = _read_hello(reply.content)
             except ValueError as problem:
                 self.turn_away(node, f"node {node} sent something that cannot be read: {problem}")
                 continue
             name = about["site"]
             if "code" in about:
-                self.turn_away(node, f"site {name} does not take part: {text_of(about)}")
+                self.turn_away(node, f"site {name} does not take part: {_text_of(about)}")
             elif name not in self.federation.sites:
                 self.turn_away(node, f"site {name!r} is not one of {', '.join(self.federation.sites)}")
             elif parts := differences(ours, about["common"]):
@@ -258,7 +258,7 @@ class FlowerSites:
             time.sleep(PAUSE)
 
 
-def read_hello(records: RecordDict) -> dict[str, Any]:
+def _read_hello(records: RecordDict) -> dict[str, Any]:
     """What a site says of itself, or that it refuses; a ValueError where it is neither."""
     _, about = from_records(records)
     about["site"] = str(about.get("site", ""))[:LONGEST_TEXT]
@@ -271,7 +271,7 @@ def read_hello(records: RecordDict) -> dict[str, Any]:
     return about
 
 
-def text_of(about: Mapping[str, Any]) -> str:
+def _text_of(about: Mapping[str, Any]) -> str:
     return str(about.get("text", ""))[:LONGEST_TEXT]
 
 

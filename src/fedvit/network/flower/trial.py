@@ -108,12 +108,12 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
     trial.write_profile({"insecure": True})
     data_dir = str(experiment.data.folder.resolve()) if experiment.data.folder else ""
     with ExitStack() as stack:
-        stack.enter_context(end_on_sigterm())
+        stack.enter_context(_end_on_sigterm())
         processes = {"superlink": stack.enter_context(superlink(trial))}
         for name in federation.sites:
             told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
             processes[node_name(name)] = stack.enter_context(supernode(trial, name, told))
-        start = {"resume": resume, "data-dir": data_dir, "at-once": at_once(len(federation.sites))}
+        start = {"resume": resume, "data-dir": data_dir, "at-once": _at_once(len(federation.sites))}
         old = (folder / "summary.json").read_bytes() if Run(folder).finished else None  # of a run that is extended
         number = submit(trial, app, start)
         done = 0 if not resume else len(Run(folder).rounds)
@@ -122,13 +122,13 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
     write_json(folder / "split.json", {**split.to_json(), **counts, "network": True})
 
 
-def at_once(sites: int) -> int:
+def _at_once(sites: int) -> int:
     """How many clients of a trial may work at the same time: each is a process with a model of its own."""
     return max(1, min(sites, 2 * (os.cpu_count() or 1), free_ram() // (2 * ONE_PROCESS)))
 
 
 @contextmanager
-def end_on_sigterm() -> Iterator[None]:
+def _end_on_sigterm() -> Iterator[None]:
     """A polite kill ends the run as Ctrl-C does, with all its processes."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -181,14 +181,14 @@ def follow(
     while True:
         over = finished() or (folder / "error.txt").is_file()
         if not over and time.monotonic() > asked + SECONDS_BETWEEN_QUESTIONS:
-            over, asked = is_over(trial, number), time.monotonic()
+            over, asked = _is_over(trial, number), time.monotonic()
         rows, timings = run.rounds, run.timings
         while done < min(len(rows), len(timings)):
             yield FollowedRound(rows[done], timings[done]["seconds"])
             done += 1
         if over:
             break
-        check_alive(trial, processes)
+        _check_alive(trial, processes)
         time.sleep(0.5)
     if not finished():
         told = folder / "error.txt"
@@ -197,7 +197,7 @@ def follow(
         raise RuntimeError(f"the run over Flower ended before its last round; see the logs in {trial.home}")
 
 
-def check_alive(trial: Trial, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
+def _check_alive(trial: Trial, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
     """Flower itself does not tell that one of its processes has ended."""
     for name, process in processes.items():
         if process.poll() is not None:
@@ -207,7 +207,7 @@ def check_alive(trial: Trial, processes: Mapping[str, subprocess.Popen[bytes]]) 
             )
 
 
-def is_over(trial: Trial, number: str) -> bool:
+def _is_over(trial: Trial, number: str) -> bool:
     """Whether the run is over, by Flower's word."""
     done = subprocess.run(
         [*trial.inside, "flwr", "list", PROFILE, "--run-id", number, "--format", "json"],
@@ -258,10 +258,10 @@ def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess
     try:
         yield process
     finally:
-        end_group(process)
+        _end_group(process)
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
+def _end_group(process: subprocess.Popen[bytes]) -> None:
     """First politely; whatever of the group, and of its children in groups of their own, is left then is killed."""
     children = []
     with suppress(psutil.Error):

@@ -317,11 +317,11 @@ def why_no_connection(address: str, identity: Identity | None) -> tuple[str, boo
     with plain:
         try:
             if identity is None:
-                if greets(plain):
+                if _greets(plain):
                     return f"the server at {address} does not answer", True
                 return f"the server at {address} does not take a plain connection: give --cert, --key and --ca", False
             with identity.context(server=False).wrap_socket(plain, server_hostname=host) as safe:
-                if greets(safe):  # or else says why it refuses our certificate
+                if _greets(safe):  # or else says why it refuses our certificate
                     return f"the server at {address} does not answer", True
                 return f"the server at {address} closed the connection: its --ca must sign our certificate", False
         except ssl.SSLCertVerificationError as problem:
@@ -335,7 +335,7 @@ def why_no_connection(address: str, identity: Identity | None) -> tuple[str, boo
             return f"the server at {address} broke off ({problem}): it may not accept our certificate", True
 
 
-def greets(connection: socket.socket) -> bool:
+def _greets(connection: socket.socket) -> bool:
     """Whether the other side answers an HTTP/2 greeting with its settings, as every gRPC server does."""
     connection.settimeout(5)
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))

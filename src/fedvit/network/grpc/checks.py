@@ -121,7 +121,7 @@ class Checks:
             "parts": set(),
             "infer": {"depth"} & set(numbers),
         }
-        if set(numbers) != wanted[message.kind] or not all_numbers(numbers):
+        if set(numbers) != wanted[message.kind] or not _all_numbers(numbers):
             raise GarbageError(f"the numbers of {message.kind!r} are not those expected")
         fits = {
             "last": lambda v: bool(v) == (message.step == progress.steps - 1),
@@ -158,7 +158,7 @@ class Checks:
     def check_task(self, task: Message) -> None:
         """What a server gives a client to do; AnswerError where it cannot be done."""
         numbers = task.payload.scalars
-        if set(numbers) != {"continues", "average"} or not all_numbers(numbers):
+        if set(numbers) != {"continues", "average"} or not _all_numbers(numbers):
             raise AnswerError(f"the numbers of the task {task.kind[:40]!r} are not those expected")
         wrong = difference(task.payload, Payload({"average": self.own} if task.kind == "receive" else {}))
         if wrong is not None:
@@ -192,7 +192,7 @@ class Checks:
         numbers = answer.payload.scalars
         start = {"learns"} if self.most is None else {"learns", "depth"}
         wanted = {"start": start, "labelled": {"loss"}}.get(answer.kind, set())
-        if set(numbers) != wanted or not all_numbers(numbers):
+        if set(numbers) != wanted or not _all_numbers(numbers):
             raise AnswerError(f"the numbers of the answer to {answer.kind!r} are not those expected")
         if self.most is not None and "depth" in numbers and numbers["depth"] not in range(1, self.most + 1):
             raise AnswerError(f"a body of {numbers['depth']:g} blocks, where 1 to {self.most} were expected")
@@ -233,7 +233,7 @@ class Checks:
             raise GarbageError(wrong or f"no score is called {strange[0][:60]!r}")
 
 
-def all_numbers(numbers: Mapping[str, float]) -> bool:
+def _all_numbers(numbers: Mapping[str, float]) -> bool:
     """Whether all are finite, and no integers too long for a float."""
     return all(-LARGEST <= value <= LARGEST for value in numbers.values())
 

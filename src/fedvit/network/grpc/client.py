@@ -154,7 +154,7 @@ class SplitClient:
         after = int(task.payload.scalars["continues"])
         memory = self.recalled(run, after)
         log.info("round %d: %s", task.round, task.kind)
-        door = CheckedChannel(connection, self.policy, self.checks)
+        door = _CheckedChannel(connection, self.policy, self.checks)
         match task.kind:
             case "train":
                 found: Mapping[str, float] = self.train(door, task, memory)
@@ -203,7 +203,7 @@ class SplitClient:
 
 
 @dataclass
-class CheckedChannel:
+class _CheckedChannel:
     """The one way out and in for a batch's messages: what the site's rules forbid does not leave, and what no server
     of ours answers does not come in.
     """

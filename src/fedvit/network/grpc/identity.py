@@ -47,7 +47,7 @@ def identity_of(
     if insecure:
         if cert or key or ca:
             raise UserError("--insecure means no certificates: leave --cert, --key and --ca out")
-        if not is_loopback(host):
+        if not _is_loopback(host):
             raise UserError(
                 f"--insecure is for trials on one machine (127.0.0.1, localhost, ::1), and {host} is not: give --cert, "
                 "--key and --ca"
@@ -65,7 +65,7 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

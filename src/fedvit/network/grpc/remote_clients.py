@@ -30,7 +30,7 @@ REMIND = 30  # seconds between words about who is missing
 
 
 @dataclass
-class Work:
+class _Work:
     """A client's task, from the moment it is given to its end."""
 
     session: Session
@@ -43,7 +43,7 @@ class Work:
 
 
 @dataclass
-class ClientTasks:
+class _ClientTasks:
     """All the work on one task."""
 
     kind: str
@@ -52,8 +52,8 @@ class ClientTasks:
     average: bool = False
     lockstep: bool = False
     step: int = 0
-    active: dict[str, Work] = field(default_factory=dict)
-    ended: dict[str, Work] = field(default_factory=dict)
+    active: dict[str, _Work] = field(default_factory=dict)
+    ended: dict[str, _Work] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ class RemoteClients:
         self.listener, self.names, self.experiment, self.checks = listener, list(names), experiment, checks
         self.trained = {name: trained.get(name, 0) for name in names}  # the round whose state a client continues
         self.patience, self.least = patience, least
-        self.desk: ClientTasks | None = None
+        self.desk: _ClientTasks | None = None
         self.finished_now: list[str] = []
 
     def clients(self) -> Sequence[str]:
@@ -119,7 +119,7 @@ class RemoteClients:
                 done.failed[name] = 0
                 side.drop(name)
         names = [name for name in cohort if name not in done.failed]
-        desk = ClientTasks("train", number, side, average, split.lockstep)
+        desk = _ClientTasks("train", number, side, average, split.lockstep)
         if split.body == "turns":
             for name in order(split, names, self.experiment.run.seed, number):
                 side.begin_turn()
@@ -139,7 +139,7 @@ class RemoteClients:
 
     def receive(self, names: Sequence[str], number: int, average: Tree) -> None:
         # A client lost in this moment goes on with its own parts.
-        self.work(ClientTasks("receive", number), names, {"average": average}, continues=number)
+        self.work(_ClientTasks("receive", number), names, {"average": average}, continues=number)
 
     def commit(self, number: int) -> None:
         for name in self.finished_now:
@@ -147,7 +147,7 @@ class RemoteClients:
         self.finished_now = []
 
     def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
-        desk = ClientTasks("evaluate", number, side)
+        desk = _ClientTasks("evaluate", number, side)
         self.work(desk, names)
         works = [*desk.ended.values()]
         scores = {name: dict(desk.ended[name].result or {}) for name in names if name in desk.ended}
@@ -157,7 +157,7 @@ class RemoteClients:
 
     def work(
         self,
-        desk: ClientTasks,
+        desk: _ClientTasks,
         names: Sequence[str],
         trees: Mapping[str, Tree] | None = None,
         continues: int | None = None,
@@ -171,7 +171,7 @@ class RemoteClients:
                 continue
             steps = self.steps_of(session)
             progress = Progress(desk.kind, steps, desk.average)
-            desk.active[name] = Work(session, progress, time.monotonic() + self.patience)
+            desk.active[name] = _Work(session, progress, time.monotonic() + self.patience)
             after = self.trained[name] if continues is None else continues
             scalars = {"continues": after, "average": float(desk.average)}
             task = Message(desk.number, name, 0, desk.kind, Payload(trees or {}, scalars))
@@ -210,7 +210,7 @@ class RemoteClients:
             if desk is None or name not in desk.active or desk.active[name].session is not event.session:
                 raise LateError("no task is under way for this client: it came too late")
             work = desk.active[name]
-            message = parsed(event)
+            message = _parsed(event)
             if event.kind == "call" and desk.lockstep and message.step > desk.step:
                 if work.held is not None or message.step > desk.step + 1:
                     raise LateError(f"a message of step {message.step} came in step {desk.step}")
@@ -232,7 +232,7 @@ class RemoteClients:
             work.deadline = time.monotonic() + self.patience
             event.reply.set_result(reply)
 
-    def use(self, desk: ClientTasks, work: Work, message: Message, kind: str) -> bytes:
+    def use(self, desk: _ClientTasks, work: _Work, message: Message, kind: str) -> bytes:
         if kind == "done":
             self.end(desk, work, message)
             return b""
@@ -244,7 +244,7 @@ class RemoteClients:
         work.down += reply.payload.nbytes
         return reply.to_bytes()
 
-    def end(self, desk: ClientTasks, work: Work, message: Message) -> None:
+    def end(self, desk: _ClientTasks, work: _Work, message: Message) -> None:
         """A client says that its task is done, and what came of it."""
         name, numbers = work.session.name, message.payload.scalars
         if message.kind == GIVEN_UP and message.round == desk.number:
@@ -297,7 +297,7 @@ class RemoteClients:
             self.answer(event)
 
 
-def parsed(event: Event) -> Message:
+def _parsed(event: Event) -> Message:
     try:
         message = Message.from_bytes(event.content)
     except ValueError as problem:

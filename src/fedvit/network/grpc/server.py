@@ -47,7 +47,7 @@ NAME = re.compile(r"[^\s,/\\]{1,100}")
 # A run.
 
 
-def class_names_of(experiment: Experiment) -> tuple[str, ...]:
+def _class_names_of(experiment: Experiment) -> tuple[str, ...]:
     """The classes, from the settings or, in a trial, from the data set itself."""
     if experiment.data.class_list:
         return experiment.data.class_list
@@ -60,7 +60,7 @@ def class_names_of(experiment: Experiment) -> tuple[str, ...]:
         ) from problem
 
 
-def check_names(names: Sequence[str], method: str, net: Net) -> None:
+def _check_names(names: Sequence[str], method: str, net: Net) -> None:
     if not isinstance(net.plan, SplitPlan):
         raise UserError(
             f"{method} is not split learning: its rounds go over Flower, see `fedvit flower`; split-server takes fedv, "
@@ -93,24 +93,24 @@ def serve_split(
     if experiment.data.unseen:
         raise UserError("data.unseen is for trials in one process: leave it out, and have the site join or not")
     with run_log() as log_to, ExitStack() as stack:
-        class_names = class_names_of(experiment)
+        class_names = _class_names_of(experiment)
         net = make_net(experiment, len(class_names), torch.device(experiment.run.devices[0]))
-        check_names(names, str(experiment.method["name"]), net)
+        _check_names(names, str(experiment.method["name"]), net)
         store = ClientStore(folder / "checkpoint", in_ram=False)
         checks, mine = Checks(net, experiment.train.batch), common(experiment, net, class_names)
-        run_id = saved_id(folder, names) if resume else run_name(folder, resume=False)
+        run_id = _saved_id(folder, names) if resume else run_name(folder, resume=False)
         sizes: dict[str, int] = {}  # test images, as the clients say
         roster: dict[str, Holding] = {}
 
         def admit(hello: Mapping[str, Any]) -> None:
-            check_hello(hello, mine, names)
+            _check_hello(hello, mine, names)
             name, test = str(hello["name"]), int(hello["test"])
             sizes[name], roster[name] = test, Holding(int(hello["train"]), test, int(hello["classes_here"]))
 
         listener = Listener(
             address, identity, admit, {"run": run_id}, clients=len(names), longest=checks.longest
         )  # fmt: skip
-        over = stack.enter_context(closing(listener))
+        over = stack.enter_context(_closing(listener))
         federation = Federation(tuple(names), class_names)
         write_network(folder, run_id, federation)
         run = begin_run(
@@ -129,7 +129,7 @@ def serve_split(
         run.finish()
 
 
-class closing:  # noqa: N801, used as a statement
+class _closing:  # noqa: N801, used as a statement
     """Stop a listener at the end, with a last word if the run came to one."""
 
     def __init__(self, listener: Listener):
@@ -143,7 +143,7 @@ class closing:  # noqa: N801, used as a statement
         self.listener.close(self.last[0] if self.last else None)
 
 
-def check_hello(hello: Mapping[str, Any], mine: Mapping[str, Any], names: Sequence[str]) -> None:
+def _check_hello(hello: Mapping[str, Any], mine: Mapping[str, Any], names: Sequence[str]) -> None:
     """A client that is expected, with the same experiment and numbers that can be."""
     name = hello["name"]
     if name not in names:
@@ -157,7 +157,7 @@ def check_hello(hello: Mapping[str, Any], mine: Mapping[str, Any], names: Sequen
         raise ConnectionRefusedByServerError(f"{name} differs from the server in {', and in '.join(found)}")
 
 
-def saved_id(folder: Path, names: Sequence[str]) -> str:
+def _saved_id(folder: Path, names: Sequence[str]) -> str:
     """The id of a run that is continued, which must have the same clients."""
     try:
         saved = json.loads((folder / NETWORK).read_text())
