@@ -101,6 +101,7 @@ def browser() -> Iterator[Page]:
     our_in, their_out = os.pipe()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]  # it asks nobody
         command = [CHROMIUM, *flags, f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"]
 
         def pipes() -> None:  # the browser reads from 3 and writes to 4

@@ -1,12 +1,17 @@
-"""Charts as inline SVG. Colours come from the page's style sheet, so they follow light and dark; nothing has an id."""
+"""Charts as inline SVG. Colours come from the page's style sheet, so they follow light and dark; nothing has an id.
+
+Every name and number is escaped here, so a finished chart is Markup that templates show as it is.
+"""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH = 480
-LETTER = 7.2  # pixels of one letter at the charts' font size
+from markupsafe import Markup
+
+_WIDTH = 480
+_LETTER = 7.2  # pixels of one letter at the charts' font size
 
 
 @dataclass(frozen=True)
@@ -19,35 +24,35 @@ class Series:
     ys: Sequence[float]
 
 
-def picture(width: float, height: float, body: Sequence[str], alt: str, *, least: float = 0) -> str:
+def _picture(width: float, height: float, body: Sequence[str], alt: str, *, least: float = 0) -> Markup:
     """An SVG that scales with its column; below `least` pixels it scrolls instead."""
     style = f' style="max-width:{1.25 * width:.0f}px{f";min-width:{least:.0f}px" if least else ""}"'
     head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(alt)}"{style}>'
-    return f"{head}{''.join(body)}</svg>"
+    return Markup(f"{head}{''.join(body)}</svg>")
 
 
-def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "", extra: str = "") -> str:
+def _text(x: float, y: float, words: str, anchor: str = "start", kind: str = "", extra: str = "") -> str:
     style = f' class="{kind}"' if kind else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}{extra}>{escape(words)}</text>'
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-def box(x: float, y: float, width: float, height: float, kind: str, told: str = "", opacity: float = 1) -> str:
+def _box(x: float, y: float, width: float, height: float, kind: str, told: str = "", opacity: float = 1) -> str:
     """A rectangle; `told` is shown where the pointer rests on it."""
     faint = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
     start = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" class="{kind}"{faint}'
     return f"{start}><title>{escape(told)}</title></rect>" if told else f"{start}/>"
 
 
-def short(name: str, letters: int) -> str:
+def _short(name: str, letters: int) -> str:
     """A name that fits."""
     return name if len(name) <= letters else name[: max(1, letters - 1)] + "…"
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Round numbers between two limits."""
     span = high - low
     if span <= 0:
@@ -59,11 +64,11 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def label_of(value: float) -> str:
+def _label_of(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.10g}".replace("-", "\N{MINUS SIGN}")
 
 
-def padded(values: Sequence[float], least: float = 1.0) -> tuple[float, float]:
+def _padded(values: Sequence[float], least: float = 1.0) -> tuple[float, float]:
     """Limits a little outside the values."""
     low, high = min(values), max(values)
     room = max(0.06 * (high - low), least / 2)
@@ -82,47 +87,47 @@ def line_chart(
     zero: bool = False,
     whole: bool = False,
     height: float = 300,
-) -> str:
+) -> Markup:
     """Lines over a shared pair of axes. `levels` are dashed lines at one height; a series of one point is a dot."""
     left, right, top, bottom = (26.0 if bare_y else 46.0), 14.0, 14.0, 46.0
     xs = [x for one in series for x in one.xs]
     ys = [y for one in (*series, *levels) for y in one.ys]
     if not ys:
-        return ""
+        return Markup("")
     x_low, x_high = (min(xs), max(xs)) if xs else (0.0, 1.0)
     if log:
         x_low, x_high = math.log10(x_low), math.log10(x_high)
     if x_high - x_low < 1e-9:
         x_low, x_high = x_low - 0.5, x_high + 0.5
-    y_low, y_high = (0.0, max(ys) * 1.08 or 1.0) if bare_y else padded(ys, 2.0)
+    y_low, y_high = (0.0, max(ys) * 1.08 or 1.0) if bare_y else _padded(ys, 2.0)
 
     def at_x(value: float) -> float:
         place = math.log10(value) if log else value
-        return left + (place - x_low) / (x_high - x_low) * (WIDTH - left - right)
+        return left + (place - x_low) / (x_high - x_low) * (_WIDTH - left - right)
 
     def at_y(value: float) -> float:
         return top + (y_high - value) / (y_high - y_low) * (height - top - bottom)
 
     body = []
-    for tick in [] if bare_y else ticks(y_low, y_high):
-        body += [line(left, at_y(tick), WIDTH - right, at_y(tick), "grid")]
-        body += [text(left - 7, at_y(tick) + 4, label_of(tick), "end", "tick")]
-    for tick in powers(x_low, x_high) if log else ticks(x_low, x_high, 6):
+    for tick in [] if bare_y else _ticks(y_low, y_high):
+        body += [_line(left, at_y(tick), _WIDTH - right, at_y(tick), "grid")]
+        body += [_text(left - 7, at_y(tick) + 4, _label_of(tick), "end", "tick")]
+    for tick in _powers(x_low, x_high) if log else _ticks(x_low, x_high, 6):
         if whole and tick % 1:
             continue
-        body += [line(at_x(tick), height - bottom, at_x(tick), height - bottom + 4, "axis")]
-        body += [text(at_x(tick), height - bottom + 18, label_of(tick), "middle", "tick")]
-    body.append(line(left, height - bottom, WIDTH - right, height - bottom, "axis"))
-    body.append(text((left + WIDTH - right) / 2, height - 8, x_label, "middle", "label"))
+        body += [_line(at_x(tick), height - bottom, at_x(tick), height - bottom + 4, "axis")]
+        body += [_text(at_x(tick), height - bottom + 18, _label_of(tick), "middle", "tick")]
+    body.append(_line(left, height - bottom, _WIDTH - right, height - bottom, "axis"))
+    body.append(_text((left + _WIDTH - right) / 2, height - 8, x_label, "middle", "label"))
     body.append(
-        text(
+        _text(
             0, 0, y_label, "middle", "label", f' transform="translate(11 {(height - bottom) / 2 + 6:.0f}) rotate(-90)"'
         )
     )
     if zero and x_low < 0 < x_high:
-        body.append(line(at_x(0), top, at_x(0), height - bottom, "zero"))
+        body.append(_line(at_x(0), top, at_x(0), height - bottom, "zero"))
     for one in levels:
-        body.append(line(left, at_y(one.ys[0]), WIDTH - right, at_y(one.ys[0]), f"level s{one.color}"))
+        body.append(_line(left, at_y(one.ys[0]), _WIDTH - right, at_y(one.ys[0]), f"level s{one.color}"))
     for one in series:
         points = [(at_x(x), at_y(y)) for x, y in zip(one.xs, one.ys, strict=True)]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -134,14 +139,14 @@ def line_chart(
         body.append(f'<path d="{path}" class="line s{one.color}"><title>{escape(one.name)}</title></path>')
         if not bare_y and len(points) <= 40:
             for (x, y), told in zip(points, zip(one.xs, one.ys, strict=True), strict=True):
-                words = f"{one.name}: {told[1]:.1f} % at {label_of(round(told[0], 2))}"
+                words = f"{one.name}: {told[1]:.1f} % at {_label_of(round(told[0], 2))}"
                 body.append(
                     f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" class="dot s{one.color}"><title>{escape(words)}</title></circle>'
                 )
-    return picture(WIDTH, height, body, alt)
+    return _picture(_WIDTH, height, body, alt)
 
 
-def powers(low: float, high: float) -> list[float]:
+def _powers(low: float, high: float) -> list[float]:
     """Ticks of a logarithmic axis, whose limits are given as powers of ten."""
     steps = (1, 2, 5) if high - low < 2.2 else (1,)
     numbers = [step * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
@@ -158,52 +163,52 @@ class Bar:
     told: str
 
 
-def bar_chart(bars: Sequence[Bar | str], alt: str, x_label: str) -> str:
+def bar_chart(bars: Sequence[Bar | str], alt: str, x_label: str) -> Markup:
     """Horizontal bars from 0 to 100 percent, with names; a text between them says what is left out."""
     letters = min(22, max([3, *(len(bar.name) for bar in bars if isinstance(bar, Bar))]))
-    left, right, row = 12 + letters * LETTER, 44.0, 17.0
+    left, right, row = 12 + letters * _LETTER, 44.0, 17.0
     height = row * len(bars) + 44
 
     def at(value: float) -> float:
-        return left + value / 100 * (WIDTH - left - right)
+        return left + value / 100 * (_WIDTH - left - right)
 
     body = []
     for tick in (0, 20, 40, 60, 80, 100):
         body += [
-            line(at(tick), 4, at(tick), height - 40, "grid"),
-            text(at(tick), height - 25, str(tick), "middle", "tick"),
+            _line(at(tick), 4, at(tick), height - 40, "grid"),
+            _text(at(tick), height - 25, str(tick), "middle", "tick"),
         ]
-    body.append(text(at(50), height - 6, x_label, "middle", "label"))
+    body.append(_text(at(50), height - 6, x_label, "middle", "label"))
     for number, bar in enumerate(bars):
         y = 4 + row * number
         if isinstance(bar, str):
-            body.append(text(at(0) + 6, y + 12, bar, kind="tick"))
+            body.append(_text(at(0) + 6, y + 12, bar, kind="tick"))
             continue
         kind = "bar hurt" if bar.mark is not None and bar.value < bar.mark else "bar"
-        body.append(text(left - 7, y + 12, short(bar.name, letters), "end", "tick"))
-        body.append(box(left, y + 2, max(at(bar.value) - left, 0.8), row - 4, kind, bar.told))
+        body.append(_text(left - 7, y + 12, _short(bar.name, letters), "end", "tick"))
+        body.append(_box(left, y + 2, max(at(bar.value) - left, 0.8), row - 4, kind, bar.told))
         if bar.mark is not None:
-            body.append(line(at(bar.mark), y, at(bar.mark), y + row, "mark"))
-        body.append(text(WIDTH - 8, y + 12, f"{bar.value:.0f}", "end"))
-    return picture(WIDTH, height, body, alt)
+            body.append(_line(at(bar.mark), y, at(bar.mark), y + row, "mark"))
+        body.append(_text(_WIDTH - 8, y + 12, f"{bar.value:.0f}", "end"))
+    return _picture(_WIDTH, height, body, alt)
 
 
-def stacked_bars(rows: Sequence[tuple[str, Sequence[float], str]], parts: Sequence[str], alt: str) -> str:
+def stacked_bars(rows: Sequence[tuple[str, Sequence[float], str]], parts: Sequence[str], alt: str) -> Markup:
     """One bar a row, cut into parts; (name, one value a part, what is written behind it)."""
     letters = min(22, max(3, *(len(name) for name, _, _ in rows)))
-    behind = 8 + max(len(words) for _, _, words in rows) * LETTER
-    left, high, height = 12 + letters * LETTER, 24.0, 24.0 * len(rows) + 8
+    behind = 8 + max(len(words) for _, _, words in rows) * _LETTER
+    left, high, height = 12 + letters * _LETTER, 24.0, 24.0 * len(rows) + 8
     most = max([*(sum(values) for _, values, _ in rows), 1e-9])
     body = []
     for number, (name, values, words) in enumerate(rows):
         x, y = left, 4 + high * number
-        body.append(text(left - 7, y + 15, short(name, letters), "end", "tick"))
+        body.append(_text(left - 7, y + 15, _short(name, letters), "end", "tick"))
         for part, value in enumerate(values):
-            width = value / most * (WIDTH - left - behind)
-            body.append(box(x, y + 3, width, high - 7, f"part p{part}", f"{name}: {parts[part]} {value:.1f} s"))
+            width = value / most * (_WIDTH - left - behind)
+            body.append(_box(x, y + 3, width, high - 7, f"part p{part}", f"{name}: {parts[part]} {value:.1f} s"))
             x += width
-        body.append(text(x + 6, y + 15, words, kind="tick"))
-    return picture(WIDTH, height, body, alt)
+        body.append(_text(x + 6, y + 15, words, kind="tick"))
+    return _picture(_WIDTH, height, body, alt)
 
 
 def heat_map(
@@ -216,16 +221,16 @@ def heat_map(
     row_label: str,
     column_label: str,
     most: float | None = None,
-) -> str:
+) -> Markup:
     """Rows by columns, the stronger the more. Small ones have numbers and hints; large ones are drawn by shades."""
     side = 26.0 if len(columns) <= 16 else 15.0 if len(columns) <= 50 else 9.0
     high = 20.0 if len(rows) <= 30 else 13.0
     letters, tall = (min(24, max(map(len, names))) for names in (rows, columns))
-    left, top = max(64.0, 24 + letters * LETTER), 24 + min(tall, 22) * (LETTER if tall > 2 or side < 20 else 8 / tall)
+    left, top = max(64.0, 24 + letters * _LETTER), 24 + min(tall, 22) * (_LETTER if tall > 2 or side < 20 else 8 / tall)
     width, height = left + side * len(columns) + 12, top + high * len(rows) + 8
     most = most or max((value for row in table for value in row), default=1) or 1
     small = len(rows) * len(columns) <= 600
-    body = [text(left, 12, column_label, kind="label"), text(4, top - 6, row_label, kind="label")]
+    body = [_text(left, 12, column_label, kind="label"), _text(4, top - 6, row_label, kind="label")]
     for number, name in enumerate(columns):
         x = left + side * (number + 0.5)
         if side < 12 and number % 2:  # every other name fits
@@ -233,12 +238,12 @@ def heat_map(
         turned = f' transform="translate({x + 4:.1f} {top - 5:.1f}) rotate(-90)"'
         upright = tall <= 2 and side > 20
         body.append(
-            text(x, top - 5, name, "middle", "tick")
+            _text(x, top - 5, name, "middle", "tick")
             if upright
-            else text(0, 0, short(name, 22), "start", "tick", turned)
+            else _text(0, 0, _short(name, 22), "start", "tick", turned)
         )
     for number, name in enumerate(rows):
-        body.append(text(left - 6, top + high * (number + 0.5) + 4, short(name, 24), "end", "tick"))
+        body.append(_text(left - 6, top + high * (number + 0.5) + 4, _short(name, 24), "end", "tick"))
     shades: dict[int, list[str]] = {}
     for i, cells in enumerate(table):
         for j, value in enumerate(cells):
@@ -246,11 +251,11 @@ def heat_map(
                 continue
             x, y, strength = left + side * j, top + high * i, value / most
             if small:
-                told = f"{rows[i]}, {columns[j]}: {label_of(round(value, 1))} {unit}"
-                body.append(box(x + 0.5, y + 0.5, side - 1, high - 1, "cell", told, 0.12 + 0.88 * strength))
+                told = f"{rows[i]}, {columns[j]}: {_label_of(round(value, 1))} {unit}"
+                body.append(_box(x + 0.5, y + 0.5, side - 1, high - 1, "cell", told, 0.12 + 0.88 * strength))
                 if side > 20:
                     kind = "number strong" if strength > 0.55 else "number"
-                    body.append(text(x + side / 2, y + high / 2 + 3.5, f"{value:.0f}", "middle", kind))
+                    body.append(_text(x + side / 2, y + high / 2 + 3.5, f"{value:.0f}", "middle", kind))
             else:
                 shades.setdefault(min(9, int(strength * 10)), []).append(
                     f"M{x:.0f} {y:.0f}h{side:.0f}v{high:.0f}h-{side:.0f}z"
@@ -260,10 +265,10 @@ def heat_map(
     body.append(
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{side * len(columns):.1f}" height="{high * len(rows):.1f}" class="frame"/>'
     )
-    return picture(width, height, body, alt, least=min(width, max(320, 0.8 * width)))
+    return _picture(width, height, body, alt, least=min(width, max(320, 0.8 * width)))
 
 
-def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, rest: bool = False) -> str:
+def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, rest: bool = False) -> Markup:
     """True classes by predicted ones, shaded by the share of the true class; right ones in another colour.
 
     With `rest` the last class stands for several, so its own cell is neither right nor wrong.
@@ -271,18 +276,18 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, re
     count = len(names)
     side = 34.0 if count <= 4 else 24.0 if count <= 8 else 20.0
     letters = min(12, max(map(len, names)))
-    left, top = 22 + letters * LETTER, 22 + letters * LETTER
+    left, top = 22 + letters * _LETTER, 22 + letters * _LETTER
     if letters <= 2:
         top = 34.0
-    body = [text(left, 11, "predicted", kind="label"), text(2, top - 6, "true", kind="label")]
+    body = [_text(left, 11, "predicted", kind="label"), _text(2, top - 6, "true", kind="label")]
     for number, name in enumerate(names):
         x, y = left + side * (number + 0.5), top + side * (number + 0.5)
         turned = f' transform="translate({x + 4:.1f} {top - 5:.1f}) rotate(-90)"'
-        body.append(text(left - 6, y + 4, short(name, letters), "end", "tick"))
+        body.append(_text(left - 6, y + 4, _short(name, letters), "end", "tick"))
         body.append(
-            text(x, top - 5, name, "middle", "tick")
+            _text(x, top - 5, name, "middle", "tick")
             if letters <= 2
-            else text(0, 0, short(name, letters), "start", "tick", turned)
+            else _text(0, 0, _short(name, letters), "start", "tick", turned)
         )
     for i, cells in enumerate(table):
         whole = sum(cells)
@@ -296,9 +301,9 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, re
                 told, kind = f"{names[i]}: {value} of {whole} right", "right"
             if i == j and rest and i == count - 1:
                 told, kind = f"{names[i]} among themselves: {value} of {whole}", "neither"
-            body.append(box(x + 0.5, y + 0.5, side - 1, side - 1, kind, told, 0.15 + 0.85 * share))
+            body.append(_box(x + 0.5, y + 0.5, side - 1, side - 1, kind, told, 0.15 + 0.85 * share))
             body.append(
-                text(
+                _text(
                     x + side / 2,
                     y + side / 2 + 3.5,
                     str(value),
@@ -310,4 +315,4 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, re
         f'<rect x="{left:.1f}" y="{top:.1f}" width="{side * count:.1f}" height="{side * count:.1f}" class="frame"/>'
     )
     size = left + side * count + 6
-    return f'<span style="--most:{size:.0f}px">{picture(size, top + side * count + 4, body, alt)}</span>'
+    return Markup(f'<span style="--most:{size:.0f}px">{_picture(size, top + side * count + 4, body, alt)}</span>')

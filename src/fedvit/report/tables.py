@@ -25,7 +25,7 @@ def plain_table(title: str, *, header: bool = True) -> Table:
     )
 
 
-COLUMNS = (
+_COLUMNS = (
     "lr",
     "accuracy %\n± clients",
     "±\nseeds",
@@ -41,7 +41,7 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
     table = plain_table(title)
     table.add_column("row", overflow="fold")
     areas = any("auroc" in entry for entry in entries)
-    for name in (*COLUMNS[:-2], *(["AUROC"] if areas else []), *COLUMNS[-2:]):
+    for name in (*_COLUMNS[:-2], *(["AUROC"] if areas else []), *_COLUMNS[-2:]):
         table.add_column(name, justify="right", no_wrap=True)
     best = max(entry["mean"] for entry in entries)
     for entry in entries:

@@ -9,7 +9,7 @@ def nbytes(value: float | None) -> str:
         return "0"
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= 0.9995 * size:
-            return f"{three(value / size)} {unit}"
+            return f"{_three(value / size)} {unit}"
     return f"{value:.0f} B"
 
 
@@ -19,11 +19,11 @@ def count(value: float | None) -> str:
         return "-"
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= 0.9995 * size:
-            return f"{three(value / size)} {unit}"
+            return f"{_three(value / size)} {unit}"
     return f"{value:g}"
 
 
-def three(value: float) -> str:
+def _three(value: float) -> str:
     """Three digits that matter, never an exponent."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 

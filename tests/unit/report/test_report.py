@@ -13,7 +13,10 @@ import pytest
 from fedvit.core.errors import UserError
 from fedvit.report import svg, units
 from fedvit.report.load import collect
-from fedvit.report.page import MOST_BARS, MOST_DETAILS, MOST_LINES, MOST_MATRICES, page, square, write_report
+from fedvit.report.page import page, write_report
+from fedvit.report.sections.clients import MOST_BARS
+from fedvit.report.sections.confusion import MOST_MATRICES, square
+from fedvit.report.sections.parts import MOST_DETAILS, MOST_LINES
 from fedvit.report.statistics import Row, interval, lead
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.folder import LocalBaseline, Run
@@ -37,11 +40,14 @@ class Checker(HTMLParser):
         self.sources: list[str] = []
         self.svgs: list[dict[str, str | None]] = []
         self.headings: list[int] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
         self.feed(text)
         assert not self.open, f"not closed: {self.open}"
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         found = dict(attributes)
+        self.tags.append(tag)
         if tag not in self.VOID or (tag in ("rect", "path", "circle") and not self.get_starttag_text().endswith("/>")):  # type: ignore[union-attr]
             self.open.append(tag)
         if tag == "svg":
@@ -54,6 +60,9 @@ class Checker(HTMLParser):
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attributes) if tag in self.VOID else None
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag, tag
@@ -296,23 +305,26 @@ def test_a_file_that_is_not_a_report_is_not_written_over(comparison: Path, tmp_p
 
 
 def test_names_are_shown_as_text(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    data = {
-        name: (rng.integers(0, 255, (40, 8, 8), dtype=np.uint8), np.arange(40) % 3)
-        for name in ("<b>St. Mary's & Co</b>", "north_<script>", "a" * 60)
-    }
+    """A client, a class or a row may be called anything: it is text in tables, in charts and in attributes."""
     import fedvit
 
-    names = ["<i>cat</i>", "dog & son", "$title"]
-    run = fedvit.run(data=data, class_names=names, out=tmp_path / "r", rounds=1, epochs=1, patch_size=4)
-    write_report([run.folder], tmp_path / "x.html")
+    rng = np.random.default_rng(0)
+    sites = ('<b>&"', "<b>St. Mary's & Co</b>", "north_<script>", "a" * 60)
+    classes = ["<i>cat</i>", "dog & son", "{{ title }}"]
+    data = {name: (rng.integers(0, 255, (40, 8, 8), dtype=np.uint8), np.arange(40) % 3) for name in sites}
+    row = tmp_path / "<u>row & '1'"
+    fedvit.run(data=data, class_names=classes, out=row / "seed0", rounds=1, epochs=1, patch_size=4)
+    write_report([row], tmp_path / "x.html")
     text = (tmp_path / "x.html").read_text()
-    checked(text)
-    assert "<script>" not in text.replace("<script>\n// What", "")
-    assert "&lt;b&gt;St. Mary" in text
-    assert "<i>cat" not in text
-    (rows,) = collect([run.folder])
-    assert page([rows]).count("$title") > 0
+    found = checked(text)
+    told = "".join(found.words)
+    assert "u" not in found.tags
+    assert found.tags.count("script") == 1, "the page's own"
+    assert found.tags.count("i") == text.count('<i class="'), "those of the legends"
+    assert found.tags.count("b") == text.count('<div class="card"><b>'), "those of the cards"
+    for name in (*sites[:3], *classes, "<u>row & '1'"):
+        assert name in told, name
+    assert any('<b>&"' in str(svg["aria-label"]) for svg in found.svgs)
 
 
 def test_sites_stay_the_same_over_seeds(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""The section "Every client": a fold for each row, with bars, confusion matrices and chosen layers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from fedvit.report import svg
+from fedvit.report.sections.confusion import Confusion, confusion
+from fedvit.report.sections.layers import Layers, layers
+from fedvit.report.sections.parts import MOST_DETAILS, Group
+from fedvit.report.statistics import LOCAL, Record
+from fedvit.report.svg import Bar
+from fedvit.report.units import client, percent
+
+MOST_BARS = 60  # clients with a bar of their own
+_MOST_IN_COLUMN = 24  # more bars than this are drawn in two columns
+
+
+@dataclass(frozen=True)
+class Fold:
+    """The clients of one row."""
+
+    title: str
+    bars: Sequence[Markup]
+    caption: str
+    confusion: Confusion | None
+    layers: Layers | None
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The folds of the best rows, best first."""
+
+    intro: str
+    folds: Sequence[Fold]
+
+
+def clients(group: Group) -> Clients | None:
+    """Prepare the section."""
+    rows = [row for row in group.ranked if row.mean is not None and row.first.clients]
+    if not rows:
+        return None
+    intro = ""
+    if len(rows) > MOST_DETAILS:
+        intro = f"Clients of the first seed. The {MOST_DETAILS} best of {len(rows)} rows."
+    elif any(len(row.records) > 1 for row in rows):
+        intro = "Clients of the first seed; with another seed clients hold other images."
+    return Clients(intro, [_fold(row.label, row.first) for row in rows[:MOST_DETAILS]])
+
+
+def _fold(label: str, record: Record) -> Fold:
+    title = f"{label}: {percent(record.views['personal']['mean'])} % (seed {record.seed})"
+    charts, caption = _bars(record)
+    return Fold(title, charts, caption, confusion(record), layers(record))
+
+
+def _bars(record: Record) -> tuple[list[Markup], str]:
+    """Draw every client's accuracy, sorted and with a mark for Local, in one or two charts with one caption."""
+    ordered = sorted(record.clients, key=lambda row: -row["personal_accuracy"])
+    bars: list[Bar | str] = []
+    for row in ordered:
+        gain = record.gains.get(row["client"])
+        alone = None if gain is None or record.method == LOCAL else row["personal_accuracy"] - gain
+        told = f"{client(row['client'])}: {row['personal_accuracy']:.1f} % of {row['test_samples']} test images"
+        told += "" if alone is None else f", alone {alone:.1f} %"
+        bars.append(Bar(row["client"], row["personal_accuracy"], alone, told))
+    hidden = len(bars) - MOST_BARS
+    if hidden > 0:
+        half = MOST_BARS // 2
+        bars = [*bars[:half], f"… {hidden} clients between …", *bars[-half:]]
+    best, worst = (
+        f"{client(row['client'])} with {row['personal_accuracy']:.1f} %" for row in (ordered[0], ordered[-1])
+    )
+    alt = f"Accuracy of every client, sorted: from {worst} to {best}"
+    middle = len(bars) if len(bars) <= _MOST_IN_COLUMN else (len(bars) + 1) // 2
+    charts = [svg.bar_chart(column, alt, "accuracy, %") for column in (bars[:middle], bars[middle:]) if column]
+    return charts, _caption(record, bars)
+
+
+def _caption(record: Record, bars: Sequence[Bar | str]) -> str:
+    words = "Accuracy of each client's own model, best first."
+    if any(isinstance(bar, Bar) and bar.mark is not None for bar in bars):
+        words += (
+            " The black or white mark is Local; a bar that ends before it, in the other colour, is a client that is "
+            "hurt."
+        )
+    if len(record.clients) > MOST_BARS:
+        words += f" The {MOST_BARS // 2} best and worst of {len(record.clients)} clients."
+    never = sum(row["rounds_trained"] == 0 for row in record.clients)
+    return words + (f" {never} of them {'was' if never == 1 else 'were'} never sampled." if never else "")
