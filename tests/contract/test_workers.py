@@ -184,7 +184,7 @@ def test_words_that_cannot_be_written_are_no_success() -> None:
     command = [
         sys.executable,
         "-c",
-        "from fedvit.processes import ending_at_once\nwith ending_at_once(): print('words')",
+        "from fedvit.engine.processes import end_at_once\nwith end_at_once(): print('words')",
     ]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:

@@ -150,6 +150,22 @@ class FromPython:
     module: Any = None
 
 
+class Made:
+    """What was made of a table, so that it is made once; no part of the settings, and left behind by every pickle."""
+
+    source: Any = None
+    result: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Made)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __reduce__(self) -> tuple[type["Made"], tuple[()]]:
+        return Made, ()
+
+
 class Experiment(Table):
     """Everything that decides a run's results, resolved: no default is left open."""
 
@@ -161,7 +177,7 @@ class Experiment(Table):
     tune: dict[str, Any] = {"name": "full"}
     run: RunSettings = RunSettings()
     _own: FromPython = PrivateAttr(default_factory=FromPython)
-    _plan: tuple[dict[str, Any], Any] | None = PrivateAttr(default=None)  # of this very [method] table
+    _made: Made = PrivateAttr(default_factory=Made)
 
     @property
     def own(self) -> FromPython:
@@ -175,9 +191,9 @@ class Experiment(Table):
 
     def keep_plan(self, make: Callable[[Mapping[str, Any]], Any]) -> Any:
         """The plan of [method], made at the first call; `methods.plan_of` knows how."""
-        if self._plan is None or self._plan[0] is not self.method:
-            self._plan = (self.method, make(self.method))
-        return self._plan[1]
+        if self._made.source is not self.method:
+            self._made.source, self._made.result = self.method, make(self.method)
+        return self._made.result
 
     @property
     def label(self) -> str:

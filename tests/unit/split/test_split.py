@@ -53,7 +53,7 @@ class Overheard(Loopback):
 
 @pytest.fixture
 def overheard(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    monkeypatch.setattr("fedvit.split_rounds.Loopback", Overheard)
+    monkeypatch.setattr("fedvit.engine.split_loop.Loopback", Overheard)
     Overheard.kept = []
     return Overheard.kept
 
@@ -177,7 +177,7 @@ class QuadraticParts:
 
 def test_the_mean_of_many_spsa_draws_tends_to_the_gradient() -> None:
     parts, draws, lr = QuadraticParts(), 4000, 0.1
-    split = SplitPlan(gradient="spsa", draws=draws, epsilon=1e-2, server_lr=lr, black_box=True)
+    split = SplitPlan(name="spsa", gradient="spsa", draws=draws, epsilon=1e-2, server_lr=lr, black_box=True)
     body = {"w": parts.model.w.detach().clone()}
     side = ServerSide(split, parts, body, {}, 1, 0, lr, torch.device("cpu"), autocast=torch.no_grad)  # type: ignore[arg-type]
     x = torch.zeros(1, 4)
@@ -286,7 +286,7 @@ def test_a_distilled_deit_is_split_from_end_to_end(tmp_path: Path) -> None:
     flags = {"model": "deit_tiny_distilled_patch16_224", "image_size": 32, "patch_size": None, "rounds": 1}
     (done,), bench = trained("fedv", tmp_path, **flags)
     assert done.scores is not None
-    assert bench.net.plan.split is not None
+    assert isinstance(bench.net.plan, SplitPlan)
     assert {"head.weight", "head_dist.weight"} <= set(bench.net.roles.personal)
 
 
@@ -351,7 +351,7 @@ def test_adam_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_message_is_told_apart_by_its_round(tmp_path: Path) -> None:
     bench = Bench(tiny("fedv"), tmp_path)
     parts = Parts(bench.net.module, Cut())
-    args = (SplitPlan(), parts, bench.net.shared, {}, 3, 0, 0.1, torch.device("cpu"))
+    args = (SplitPlan(name="fedv"), parts, bench.net.shared, {}, 3, 0, 0.1, torch.device("cpu"))
     side = ServerSide(*args, autocast=torch.no_grad)
     late = Message(2, "0", 0, "start", Payload({}, {"updated": 0.0}))
     assert Message.from_bytes(late.to_bytes()) == late
