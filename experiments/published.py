@@ -16,20 +16,13 @@ from pathlib import Path
 
 import tomli_w
 
-from fedvit.studies.published.tables import (
-    ADAM,
-    FEDPERFIX_OWN,
-    NAMES,
-    SMALL,
-    TABLES,
-    Table,
-    Tables,
-    method,
-    rows_of,
-    stacked,
-)
+from fedvit.config.tables import Tables, stack_tables
+from fedvit.studies.published import fedperfix, fedv, pfededit
+from fedvit.studies.published.common import Table, method, rows_of, settings_of
+from fedvit.studies.small import SMALL
 
 HERE = Path(__file__).parent
+PAPERS = {"fedperfix": fedperfix, "pfededit": pfededit, "fedv": fedv}
 
 
 @dataclass(frozen=True)
@@ -55,7 +48,7 @@ OPEN = {  # what holds for every file of a paper; docs/experiments.md says more
 # (results/small/rates.json); experiments/choose_rates.py can choose them anew.
 
 ALONE = {"local": method("local", lr=0.001)}
-FORK = {"apfl": FEDPERFIX_OWN["apfl"][0]}
+FORK = {"apfl": fedperfix.OWN["apfl"][0]}
 
 
 def small_fedperfix(samples: int, clients: int, rounds: int, size: int) -> Tables:
@@ -67,7 +60,7 @@ def small_fedperfix(samples: int, clients: int, rounds: int, size: int) -> Table
         "train": {"cohort": 2, "rounds": rounds, "epochs": 2},
         "run": {"eval_every": 8},
     }
-    return stacked(SMALL, here)
+    return stack_tables([SMALL, here])
 
 
 SMALL_TABLE2 = small_fedperfix(samples=4000, clients=16, rounds=32, size=64)
@@ -79,28 +72,32 @@ SMALL_TABLE3: Tables = {
     "tune": {"name": "full"},
     "run": {"eval_every": 10},
 }
-SMALL_PFEDEDIT = stacked(
-    SMALL,
-    {
-        "data": {"samples": 2000},
-        "partition": {"name": "dh", "clients": 10, "level": 80.0},
-        "train": {"cohort": 10, "rounds": 8, "epochs": 1, "weighting": "equal"},
-        "run": {"eval_every": 4},
-    },
+SMALL_PFEDEDIT = stack_tables(
+    [
+        SMALL,
+        {
+            "data": {"samples": 2000},
+            "partition": {"name": "dh", "clients": 10, "level": 80.0},
+            "train": {"cohort": 10, "rounds": 8, "epochs": 1, "weighting": "equal"},
+            "run": {"eval_every": 4},
+        },
+    ]
 )
-SMALL_FEDV = stacked(
-    SMALL,
-    {
-        "data": {"samples": 2000},
-        "partition": {"name": "pathological", "clients": 20, "classes": 10},
-        "train": {"cohort": 2, "rounds": 24, "epochs": 5},
-        "run": {"eval_every": 12},
-    },
+SMALL_FEDV = stack_tables(
+    [
+        SMALL,
+        {
+            "data": {"samples": 2000},
+            "partition": {"name": "pathological", "clients": 20, "classes": 10},
+            "train": {"cohort": 2, "rounds": 24, "epochs": 5},
+            "run": {"eval_every": 12},
+        },
+    ]
 )
 SMALL_SPLIT = {  # averaged well before the end, so that the test sees the clients' own heads and tails
-    "fedv": stacked(ADAM, method("fedv", server_lr=0.01, fedround=12)),
-    "fedvz": stacked(ADAM, method("fedvz", fedround=12)),
-    "festa": stacked(ADAM, method("festa", fedround=12)),
+    "fedv": stack_tables([fedv.ADAM, method("fedv", server_lr=0.01, fedround=12)]),
+    "fedvz": stack_tables([fedv.ADAM, method("fedvz", fedround=12)]),
+    "festa": stack_tables([fedv.ADAM, method("festa", fedround=12)]),
 }
 TWINS = [
     Twin(
@@ -183,7 +180,7 @@ TWINS = [
 def files() -> dict[Path, str]:
     """Every file by its path below experiments/."""
     written = [
-        *(file for table in TABLES for file in table_files(table)),
+        *(file for paper in PAPERS.values() for table in paper.FILES for file in table_files(table)),
         *(f for twin in TWINS for f in twin_files(twin)),
     ]
     assert len(dict(written)) == len(written), "two files of the same path"
@@ -193,7 +190,7 @@ def files() -> dict[Path, str]:
 def table_files(table: Table) -> Iterator[tuple[Path, str]]:
     paper = table.folder.split("/")[0]
     for name, column, value, settings, note in rows_of(table):
-        head = f"{table.words}, {column.words}, row {NAMES[paper][name]}: published {value.replace('±', ' ± ')}."
+        head = f"{table.words}, {column.words}, row {PAPERS[paper].NAMES[name]}: published {value.replace('±', ' ± ')}."
         comment = [head, " ".join(words for words in (column.note, note, OPEN[paper]) if words)]
         yield Path(table.folder, column.folder, f"{name}.toml"), document(comment, settings)
 
@@ -213,15 +210,15 @@ def twin_files(twin: Twin) -> Iterator[tuple[Path, str]]:
 
 
 def document(comment: Sequence[str], tables: Tables) -> str:
-    """Comment lines at the head, wrapped unless they are indented, then the tables."""
+    """Comment lines at the head, wrapped unless they are indented, then the tables in their usual order."""
     lines = [part for text in comment for part in ([text] if text.startswith(" ") else textwrap.wrap(text, width=118))]
-    return "".join(f"# {line}\n" for line in lines) + tomli_w.dumps(tables)
+    return "".join(f"# {line}\n" for line in lines) + tomli_w.dumps(settings_of(tables))
 
 
 def differences() -> list[str]:
     """What --check has to say: files that are missing, differ, or are nobody's."""
     expected = files()
-    found = {path.relative_to(HERE) for paper in NAMES for path in (HERE / paper).rglob("*.toml")}
+    found = {path.relative_to(HERE) for paper in PAPERS for path in (HERE / paper).rglob("*.toml")}
     missing = [f"{path} is missing" for path in sorted(expected.keys() - found)]
     extra = [f"{path} is not written by published.py" for path in sorted(found - expected.keys())]
     both = sorted(expected.keys() & found)

@@ -180,7 +180,7 @@ def study(
     """
     with clear_errors(flags["debug"], flags["quiet"]):
         if name is None:
-            from fedvit.studies.listing import studies_table
+            from fedvit.studies.definitions import studies_table
 
             out.print(studies_table())
             return

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvit.config.resolve import TABLES, Tables, keys_of_tables, resolve
+from fedvit.config.resolve import keys_of_tables, resolve
+from fedvit.config.tables import TABLES, Tables, stack_tables
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import Experiment, FromPython
 from fedvit.core.tree import fingerprint
@@ -83,18 +84,6 @@ def _flag_tables(flags: Mapping[str, Any]) -> Tables:
             table, key = FLAGS[flag].split(".")
             tables.setdefault(table, {})[key] = value
     return tables
-
-
-def stack_tables(layers: Iterable[Tables]) -> Tables:
-    """Later layers win. A layer that names another method or tune drops the options of the one before."""
-    result: Tables = {}
-    for layer in layers:
-        for name, table in layer.items():
-            mine = result.setdefault(name, {})
-            if name in ("method", "tune") and "name" in table and table["name"] != mine.get("name"):
-                mine.clear()
-            mine.update(table)
-    return result
 
 
 def parse_sets(items: Iterable[str]) -> dict[str, Any]:

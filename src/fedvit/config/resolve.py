@@ -8,6 +8,7 @@ import tomli_w
 import torch
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
@@ -19,8 +20,6 @@ from fedvit.models.groups import GROUPS, check_groups
 from fedvit.models.plugins.specs import KINDS
 from fedvit.split.plan import SplitPlan
 
-Tables = dict[str, dict[str, Any]]
-TABLES = tuple(Experiment.model_fields)
 LARGEST_DEFAULT_COHORT = 8
 MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND = 100
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedvit.config.load import load_experiment, read_tables, stack_tables
-from fedvit.config.resolve import Tables, changed_settings, keys_of_tables, to_tables, versions
+from fedvit.config.load import load_experiment, read_tables
+from fedvit.config.resolve import changed_settings, keys_of_tables, to_tables, versions
+from fedvit.config.tables import Tables, stack_tables
 from fedvit.core.errors import UserError
 from fedvit.core.files import write_json
 from fedvit.core.settings import Experiment

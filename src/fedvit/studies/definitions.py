@@ -1,217 +1,50 @@
-"""Every study by name: what it asks, its grid of runs in small and as published, and how it is measured.
+"""Every study by name: its question, its small and its published grid of runs, and how it is measured.
 
-A study is data. `digits` is its grid on the embedded digits; `pretrained` the one on real images and ImageNet weights
-of ViT-Tiny, taken instead where the data folder has them; `paper` the published one. `fedvit.studies.run` runs them.
+A study is data, and `fedvit.studies.run` runs it. `digits` is its grid on the embedded digits, `paper` the published
+one. `pretrained` is its grid on real images and a ViT-Tiny pre-trained on ImageNet; it replaces `digits` if the data
+folder has both. Importing this module is quick, so that listing the studies is: it does not load PyTorch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from fedvit.studies import ablations
-from fedvit.studies.published import tables
-from fedvit.studies.published.tables import ADAM, FEDPERFIX_OWN, SMALL, Table, Tables, method, rows_of, stacked
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fedvit.config.tables import stack_tables
+from fedvit.studies import small
+from fedvit.studies.cases import Case, grid, of_table, panels
+from fedvit.studies.published import fedpeft, fedperfix, fedv, pfededit
+from fedvit.studies.published.common import method
 
 Kind = Literal["accuracy", "choose", "target", "cost", "features"]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One cell of a study's table."""
-
-    row: str
-    column: str  # empty where the table has one
-    settings: Tables
-    published: str = ""  # what the paper reports for it
-    targets: tuple[float, ...] = ()  # accuracies, %, whose cost is asked for
 
 
 @dataclass(frozen=True)
 class Study:
     """A question, and the runs that answer it.
 
-    `choose` marks the best row of every column on validation images; `target` asks when accuracies are reached; `cost`
-    trains nothing; `features` draws what the models see.
+    Of the kinds, `choose` marks the best row of every column on validation images, `target` measures what it costs to
+    reach given accuracies, `cost` trains nothing, and `features` draws what the models see.
     """
 
     asks: str
     source: str
     kind: Kind
     view: Literal["personal", "server"]
-    columns: str  # what the columns are, in words
+    columns: str  # what the columns vary
     digits: Sequence[Case]
     paper: Sequence[Case]
-    minutes: tuple[float, float | None]  # of one core, on digits and on pre-trained weights, by estimate
+    minutes: tuple[float, float | None]  # estimates for one core, on digits and on pre-trained weights
     pretrained: Sequence[Case] | None = None
-    seeds: tuple[int, ...] = (0, 1, 2)  # on digits; the other grids have one
-    overall: bool = False  # the mean over the columns is a figure of its own
+    seeds: tuple[int, ...] = (0, 1, 2)  # on digits; the other grids have one seed
+    overall: bool = False  # also report the mean over the columns
+    note: str = ""  # the caption of a table of costs
 
 
-def grid(
-    base: Tables,
-    rows: Mapping[str, Tables],
-    columns: Mapping[str, Tables] | None = None,
-    targets: tuple[float, ...] = (),
-) -> list[Case]:
-    """Every row in every column."""
-    return [
-        Case(row, column, stacked(base, here, own), targets=targets)
-        for column, here in (columns or {"": {}}).items()
-        for row, own in rows.items()
-    ]
-
-
-def of_table(*tables: Table, targets: Mapping[str, tuple[float, ...]] | None = None) -> list[Case]:
-    """The cells of published tables, column by column; a single column needs no name."""
-    cells = [(column, name, value, settings) for t in tables for name, column, value, settings, _ in rows_of(t)]
-    names = list(dict.fromkeys(column.words for column, *_ in cells))
-    found = [
-        Case(
-            name,
-            column.words if len(names) > 1 else "",
-            settings,
-            "" if value == "figure" else value,
-            (targets or {}).get(column.words, ()),
-        )
-        for column, name, value, settings in cells
-    ]
-    return sorted(found, key=lambda case: names.index(case.column) if case.column else 0)
-
-
-def one(table: str) -> Table:
-    return next(t for t in tables.TABLES if t.folder == table)
-
-
-def every(table: str) -> list[Table]:
-    return [t for t in tables.TABLES if t.folder == table]
-
-
-# The small settings. On digits a run takes some ten seconds of one core, on pre-trained weights about one minute.
-
-DIGITS: Tables = {
-    "data": {"name": "digits"},
-    "partition": {"name": "dirichlet", "clients": 24, "alpha": 0.3},
-    "model": {"name": "vit_micro"},
-    "train": {"cohort": 8, "rounds": 16, "epochs": 2, "batch": 32, "optimizer": "adamw"},
-    "run": {"eval_every": 4},
-}
-DIGITS_DH = stacked(
-    DIGITS,
-    {
-        "partition": {"name": "dh", "clients": 10, "level": 80.0},
-        "train": {"cohort": 10, "rounds": 12, "epochs": 1, "weighting": "equal"},
-    },
-)
-DIGITS_SPLIT: Tables = {
-    **DIGITS,
-    "partition": {"name": "dirichlet", "clients": 16, "alpha": 0.3},
-    "train": {"cohort": 4, "rounds": 12, "epochs": 2, "batch": 32, "optimizer": "adam", "lr": 0.002},
-    "method": {"name": "fedv", "fedround": 5},
-    "run": {"eval_every": 6},
-}
-IMAGENET = stacked(
-    SMALL,
-    {
-        "data": {"name": "office_caltech10", "samples": 1600},
-        "partition": {"name": "dirichlet", "clients": 16, "alpha": 0.3},
-        "train": {"cohort": 4, "rounds": 8, "epochs": 2},
-        "method": {"name": "fedavg"},
-        "run": {"eval_every": 4},
-    },
-)
-BRIEF = stacked(IMAGENET, {"train": {"rounds": 6, "epochs": 1}, "run": {"eval_every": 0}})  # for the widest grids
-IMAGENET_SPLIT = stacked(
-    IMAGENET,
-    {"run": {"eval_every": 0}},
-    ADAM,
-    {"method": {"name": "fedv", "fedround": 5}},
-)
-PNEUMONIA: Tables = {"data": {"name": "pneumoniamnist", "samples": 1500}, "partition": {"alpha": 0.5}}
-TINY_RATES = {
-    "full": 5e-3,
-    "head": 5e-3,
-    "bias": 1e-2,
-    "adapter": 5e-3,
-    "prompt": 1e-2,
-}  # those of experiments/small; `lr` chooses
-FROM_SCRATCH: Tables = {"model": {"weights": None}}
-WITH_VAL: Tables = {"data": {"val": 0.2}}
-MICRO_RATES = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2)
-
-
-def methods(*names: str) -> dict[str, Tables]:
-    """Rows of these methods, with the options of FedPerfix's tables; rates are those of AdamW from scratch."""
-    own = {"apfl": FEDPERFIX_OWN["apfl"][0], "per_fedavg": method("per_fedavg", lr=2e-4)}
-    return {name: own.get(name, method(name)) for name in names}
-
-
-def tunes(rates: Mapping[str, float] | None = None, *names: str) -> dict[str, Tables]:
-    """Rows of these tunes, each at its own rate or at the default's."""
-    return {
-        name: {"tune": {"name": name}, **({"train": {"lr": rates[name]}} if rates else {})}
-        for name in names or ablations.TUNES
-    }
-
-
-def sized(rows: Mapping[str, Tables], *cohorts: tuple[str, int]) -> dict[str, Tables]:
-    """Rows TUNE_xCLIENTS: a tune with so many clients a round."""
-    return {f"{name}_x{cohort}": stacked(rows[name], {"train": {"cohort": cohort}}) for name, cohort in cohorts}
-
-
-def parts(base: Tables) -> list[Case]:
-    """FedPerfix's Table 1 on other settings."""
-    table = replace(ablations.SENSITIVITY, settings=base)
-    return [replace(case, published="") for case in of_table(table)]
-
-
-def federations(*sizes: tuple[int, int], alpha: float) -> dict[str, Tables]:
-    """Columns of N clients, M a round, with much the same mix of classes or a skewed one; the rule is the same."""
-    return {
-        f"N={n} M={m} {words}": {"partition": {"clients": n, "alpha": skew}, "train": {"cohort": m}}
-        for n, m in sizes
-        for words, skew in (("iid", 1000.0), ("skewed", alpha))
-    }
-
-
-def rates(tunes: Sequence[str], values: Sequence[float], base: Tables) -> list[Case]:
-    """Every tune at every rate, with images held out to choose by."""
-    columns: dict[str, Tables] = {tune: {"tune": {"name": tune}} for tune in tunes}
-    return grid(stacked(base, WITH_VAL), {f"{rate:g}": {"train": {"lr": rate}} for rate in values}, columns)
-
-
-def panels(base: Tables, rows: Mapping[str, Mapping[str, Tables]]) -> list[Case]:
-    """Columns with rows of their own."""
-    return [case for column, own in rows.items() for case in grid(base, own, {column: {}})]
-
-
-def edits(**options: Any) -> Tables:
-    return method("pfededit", **{"k": 3, **options})
-
-
-def federation_of(clients: int, cohort: int) -> Tables:
-    return {"partition": {"clients": clients}, "train": {"cohort": cohort}}
-
-
-TINY_PATCH8: Tables = {"model": {"patch_size": 8, "image_size": 40}}
-EIGHT_PIXELS = {"image_size": 8, "patch_size": 2}
-RESNET18: Tables = {"model": {"name": "resnet18", "image_size": 32}}
-TABLE3 = methods("local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu", "fedper")
-TABLE4 = methods("local", "fedavg", "apfl", "fedper", "fedperfix")
-TABLE2 = [replace(case, column="") for case in of_table(one("fedperfix/table2")) if case.column == "CIFAR-100"]
-COSTS = [replace(case, published=ablations.RESOURCES[case.row]) for case in TABLE2]
-ON_TINY = tunes(TINY_RATES)
-SPLIT_PANELS: dict[str, dict[str, Tables]] = {
-    "local epochs K": {f"{n}": {"train": {"epochs": n}} for n in (1, 2, 5)},
-    "clients M": {f"{n}": federation_of(n, n // 4) for n in (8, 16, 24)},
-    "fedround": {f"{n}": {"method": {"fedround": n}} for n in (1, 3, 5, 11)},
-}
-EDIT_PANELS: dict[str, dict[str, Tables]] = {
-    "layers k": {f"{k}": edits(k=k) if k else method("fedavg") for k in (0, 1, 2, 3, 5, 8)},
-    "probe p": {f"{p:g}": edits(probe=p) for p in (0.05, 0.1, 0.2, 0.3)},
-    "metric": {name: edits(metric=name) for name in ("accuracy", "loss", "te", "prediction_list")},
-    "choice": {"fixed": edits(flexible=False), "flexible": edits(flexible=True)},
-}
+TABLE2 = [replace(case, column="") for case in of_table(fedperfix.TABLE2) if case.column == "CIFAR-100"]
+COSTS = [replace(case, published=fedperfix.COSTS[case.row]) for case in TABLE2]
 
 STUDIES: dict[str, Study] = {
     "sensitivity": Study(
@@ -220,8 +53,8 @@ STUDIES: dict[str, Study] = {
         kind="accuracy",
         view="personal",
         columns="personal part",
-        digits=parts(DIGITS),
-        paper=of_table(ablations.SENSITIVITY),
+        digits=small.parts(small.DIGITS),
+        paper=of_table(fedperfix.TABLE1),
         minutes=(6, None),
         overall=True,
     ),
@@ -235,6 +68,7 @@ STUDIES: dict[str, Study] = {
         paper=COSTS,
         minutes=(0.5, None),
         seeds=(1,),
+        note=fedperfix.COST_NOTE,
     ),
     "backbones": Study(
         asks="Do the methods order the same way on a ResNet and on a ViT?",
@@ -243,16 +77,18 @@ STUDIES: dict[str, Study] = {
         view="personal",
         columns="model",
         digits=grid(
-            stacked(
-                DIGITS,
-                {"partition": {"clients": 16, "alpha": 0.1}, "train": {"cohort": 4, "rounds": 12, "epochs": 1}},
+            stack_tables(
+                [
+                    small.DIGITS,
+                    {"partition": {"clients": 16, "alpha": 0.1}, "train": {"cohort": 4, "rounds": 12, "epochs": 1}},
+                ]
             ),
-            TABLE3,
-            {"ResNet18": RESNET18, "ViT-Micro": {}},
+            small.TABLE3_ROWS,
+            {"ResNet18": small.RESNET18, "ViT-Micro": {}},
         ),
         paper=[
-            *(replace(case, column="ResNet50") for case in of_table(one("fedperfix/table3"))),
-            *(replace(case, column="ViT-Small") for case in TABLE2 if case.row in TABLE3),
+            *(replace(case, column="ResNet50") for case in of_table(fedperfix.TABLE3)),
+            *(replace(case, column="ViT-Small") for case in TABLE2 if case.row in small.TABLE3_ROWS),
         ],
         minutes=(10, None),
         seeds=(0,),
@@ -264,11 +100,11 @@ STUDIES: dict[str, Study] = {
         view="personal",
         columns="clients, and share a round",
         digits=grid(
-            DIGITS,
-            TABLE4,
-            {f"N={n}, {100 * k / n:g} %": federation_of(n, k) for n, k in ((16, 2), (16, 4), (32, 4), (32, 8))},
+            small.DIGITS,
+            small.TABLE4_ROWS,
+            {f"N={n}, {100 * k / n:g} %": small.federation_of(n, k) for n, k in ((16, 2), (16, 4), (32, 4), (32, 8))},
         ),
-        paper=of_table(one("fedperfix/table4")),
+        paper=of_table(fedperfix.TABLE4),
         minutes=(8, None),
     ),
     "sizes": Study(
@@ -278,15 +114,18 @@ STUDIES: dict[str, Study] = {
         view="personal",
         columns="model",
         digits=grid(
-            stacked(DIGITS, {"train": {"rounds": 8, "cohort": 6}}),
-            TABLE4,
+            stack_tables([small.DIGITS, {"train": {"rounds": 8, "cohort": 6}}]),
+            small.TABLE4_ROWS,
             {
                 "4 blocks of 48": {},
-                "6 blocks of 64": {"model": {"name": "test_vit", **EIGHT_PIXELS}},
-                "12 blocks of 192": {"model": {"name": "vit_tiny_patch16_224", **EIGHT_PIXELS}, "train": {"lr": 5e-4}},
+                "6 blocks of 64": {"model": {"name": "test_vit", **small.EIGHT_PIXELS}},
+                "12 blocks of 192": {
+                    "model": {"name": "vit_tiny_patch16_224", **small.EIGHT_PIXELS},
+                    "train": {"lr": 5e-4},
+                },
             },
         ),
-        paper=of_table(one("fedperfix/table5")),
+        paper=of_table(fedperfix.TABLE5),
         minutes=(15, None),
         seeds=(0,),
     ),
@@ -296,8 +135,8 @@ STUDIES: dict[str, Study] = {
         kind="accuracy",
         view="personal",
         columns="",
-        digits=grid(DIGITS, methods("local", "fedperfix", "prefix_z", "prefix_r", "prompts", "adapters")),
-        paper=of_table(one("fedperfix/table6")),
+        digits=grid(small.DIGITS, small.methods("local", "fedperfix", "prefix_z", "prefix_r", "prompts", "adapters")),
+        paper=of_table(fedperfix.TABLE6),
         minutes=(5, None),
     ),
     "communication": Study(
@@ -307,22 +146,24 @@ STUDIES: dict[str, Study] = {
         view="server",
         columns="",
         digits=grid(
-            stacked(DIGITS, {"run": {"eval_every": 1}}),
+            stack_tables([small.DIGITS, {"run": {"eval_every": 1}}]),
             {
-                **sized(tunes(), ("full", 8), ("full", 4), ("full", 2), ("full", 1), ("head", 8), ("head", 24)),
-                **sized(tunes(), ("bias", 8), ("adapter", 8), ("prompt", 8)),
+                **small.sized(
+                    small.tunes(), ("full", 8), ("full", 4), ("full", 2), ("full", 1), ("head", 8), ("head", 24)
+                ),
+                **small.sized(small.tunes(), ("bias", 8), ("adapter", 8), ("prompt", 8)),
             },
             targets=(15.0, 20.0, 30.0),
         ),
         pretrained=grid(
-            stacked(IMAGENET, {"run": {"eval_every": 1}}),
+            stack_tables([small.IMAGENET, {"run": {"eval_every": 1}}]),
             {
-                **sized(ON_TINY, ("full", 4), ("full", 2), ("full", 1), ("head", 4), ("head", 16)),
-                **sized(ON_TINY, ("bias", 4), ("adapter", 4), ("prompt", 4)),
+                **small.sized(small.ON_TINY, ("full", 4), ("full", 2), ("full", 1), ("head", 4), ("head", 16)),
+                **small.sized(small.ON_TINY, ("bias", 4), ("adapter", 4), ("prompt", 4)),
             },
             targets=(30.0, 45.0, 60.0),
         ),
-        paper=of_table(ablations.COMMUNICATION, targets=ablations.COMMUNICATION_TARGETS),
+        paper=of_table(fedpeft.TABLE1, targets=fedpeft.TARGETS),
         minutes=(6, 18),
     ),
     "convergence": Study(
@@ -332,13 +173,13 @@ STUDIES: dict[str, Study] = {
         view="personal",
         columns="data",
         digits=grid(
-            stacked(DIGITS_DH, {"train": {"rounds": 24}, "run": {"eval_every": 1}}),
-            {"fedavg": method("fedavg"), "fedper": method("fedper"), "pfededit": edits()},
+            stack_tables([small.DIGITS_DH, {"train": {"rounds": 24}, "run": {"eval_every": 1}}]),
+            {"fedavg": method("fedavg"), "fedper": method("fedper"), "pfededit": small.edits()},
             targets=(50.0, 60.0, 70.0, 80.0, 90.0),
         ),
         paper=of_table(
-            ablations.CONVERGENCE,
-            targets={column.words: ablations.CONVERGENCE_TARGETS for column in ablations.CONVERGENCE.columns},
+            pfededit.TABLE2,
+            targets={column.words: pfededit.TARGETS for column in pfededit.TABLE2.columns},
         ),
         minutes=(4, None),
     ),
@@ -348,12 +189,16 @@ STUDIES: dict[str, Study] = {
         kind="accuracy",
         view="server",
         columns="clients N, sampled M",
-        digits=grid(DIGITS, tunes(), federations((8, 8), (8, 2), (24, 24), (24, 6), alpha=0.3)),
+        digits=grid(small.DIGITS, small.tunes(), small.federations((8, 8), (8, 2), (24, 24), (24, 6), alpha=0.3)),
         pretrained=[
-            *grid(BRIEF, {"scratch": stacked(FROM_SCRATCH, {"train": {"lr": 1e-2}})}, federations((8, 8), alpha=0.3)),
-            *grid(BRIEF, ON_TINY, federations((8, 8), (8, 2), (16, 16), (16, 4), alpha=0.3)),
+            *grid(
+                small.BRIEF,
+                {"scratch": stack_tables([small.FROM_SCRATCH, {"train": {"lr": 1e-2}}])},
+                small.federations((8, 8), alpha=0.3),
+            ),
+            *grid(small.BRIEF, small.ON_TINY, small.federations((8, 8), (8, 2), (16, 16), (16, 4), alpha=0.3)),
         ],
-        paper=of_table(ablations.CAPABILITY),
+        paper=of_table(fedpeft.TABLE3),
         minutes=(7, 45),
         seeds=(0,),
     ),
@@ -363,9 +208,9 @@ STUDIES: dict[str, Study] = {
         kind="accuracy",
         view="server",
         columns="data",
-        digits=grid(DIGITS, tunes()),
-        pretrained=grid(IMAGENET, ON_TINY, {"Office-Caltech": {}, "PneumoniaMNIST": PNEUMONIA}),
-        paper=of_table(ablations.DOMAIN_GAP),
+        digits=grid(small.DIGITS, small.tunes()),
+        pretrained=grid(small.IMAGENET, small.ON_TINY, {"Office-Caltech": {}, "PneumoniaMNIST": small.PNEUMONIA}),
+        paper=of_table(fedpeft.TABLE4),
         minutes=(2, 12),
     ),
     "scarcity": Study(
@@ -375,16 +220,16 @@ STUDIES: dict[str, Study] = {
         view="server",
         columns="images in all",
         digits=grid(
-            stacked(DIGITS, {"partition": {"min_samples": 4}}),
-            tunes(),
+            stack_tables([small.DIGITS, {"partition": {"min_samples": 4}}]),
+            small.tunes(),
             {f"{n} images": {"data": {"samples": n}} for n in (300, 600, 1200)},
         ),
         pretrained=grid(
-            stacked(IMAGENET, {"partition": {"min_samples": 8}}),
-            ON_TINY,
+            stack_tables([small.IMAGENET, {"partition": {"min_samples": 8}}]),
+            small.ON_TINY,
             {f"{n} images": {"data": {"samples": n}} for n in (400, 800, 1600)},
         ),
-        paper=of_table(ablations.SCARCITY),
+        paper=of_table(fedpeft.TABLE6),
         minutes=(4, 12),
     ),
     "pretraining": Study(
@@ -393,9 +238,11 @@ STUDIES: dict[str, Study] = {
         kind="accuracy",
         view="server",
         columns="weights at the start",
-        digits=grid(DIGITS, tunes()),
-        pretrained=grid(IMAGENET, ON_TINY, {"ViT-Tiny, ImageNet": {}, "ViT-Tiny, random": FROM_SCRATCH}),
-        paper=of_table(ablations.PRETRAINING),
+        digits=grid(small.DIGITS, small.tunes()),
+        pretrained=grid(
+            small.IMAGENET, small.ON_TINY, {"ViT-Tiny, ImageNet": {}, "ViT-Tiny, random": small.FROM_SCRATCH}
+        ),
+        paper=of_table(fedpeft.TABLE7),
         minutes=(2, 12),
     ),
     "lr": Study(
@@ -404,9 +251,9 @@ STUDIES: dict[str, Study] = {
         kind="choose",
         view="server",
         columns="tune",
-        digits=rates(ablations.TUNES, MICRO_RATES, DIGITS),
-        pretrained=rates(ablations.TUNES, ablations.RATES, BRIEF),
-        paper=rates(ablations.TUNES, ablations.RATES, ablations.FEDPEFT),
+        digits=small.rates(small.MICRO_RATES, small.DIGITS),
+        pretrained=small.rates(fedpeft.RATES, small.BRIEF),
+        paper=small.rates(fedpeft.RATES, fedpeft.SETTINGS),
         minutes=(4, 20),
         seeds=(0,),
     ),
@@ -417,11 +264,12 @@ STUDIES: dict[str, Study] = {
         view="personal",
         columns="heterogeneity",
         digits=grid(
-            DIGITS_DH,
-            methods("local", "fedavg", "fedper", "fedbn", "fedrep", "distrans", "moon", "apfl") | {"pfededit": edits()},
-            {f"DH {level} %": {"partition": {"level": float(level)}} for level in tables.LEVELS},
+            small.DIGITS_DH,
+            small.methods("local", "fedavg", "fedper", "fedbn", "fedrep", "distrans", "moon", "apfl")
+            | {"pfededit": small.edits()},
+            {f"DH {level} %": {"partition": {"level": float(level)}} for level in pfededit.LEVELS},
         ),
-        paper=of_table(one("pfededit/table1")),
+        paper=of_table(pfededit.TABLE1),
         minutes=(10, None),
         seeds=(0,),
     ),
@@ -431,8 +279,8 @@ STUDIES: dict[str, Study] = {
         kind="choose",
         view="personal",
         columns="parameter",
-        digits=panels(stacked(DIGITS_DH, WITH_VAL), EDIT_PANELS),
-        paper=of_table(*ablations.EDITING),
+        digits=panels(stack_tables([small.DIGITS_DH, small.WITH_VAL]), small.EDIT_PANELS),
+        paper=of_table(*pfededit.EDITING),
         minutes=(7, None),
     ),
     "choice": Study(
@@ -441,12 +289,14 @@ STUDIES: dict[str, Study] = {
         kind="accuracy",
         view="personal",
         columns="personal layers",
-        digits=[
-            Case(name, f"k={k}", stacked(DIGITS_DH, edits(k=k, **options)))
-            for k in (1, 3, 5, 7, 9)
-            for name, options in ablations.CHOICES.items()
-        ],
-        paper=of_table(ablations.CHOICE),
+        digits=panels(
+            small.DIGITS_DH,
+            {
+                f"k={k}": {name: small.edits(k=k, **options) for name, options in pfededit.CHOICES.items()}
+                for k in (1, 3, 5, 7, 9)
+            },
+        ),
+        paper=of_table(pfededit.FIGURE2),
         minutes=(6, None),
     ),
     "split": Study(
@@ -455,8 +305,8 @@ STUDIES: dict[str, Study] = {
         kind="choose",
         view="personal",
         columns="parameter",
-        digits=panels(stacked(DIGITS_SPLIT, WITH_VAL), SPLIT_PANELS),
-        paper=of_table(*ablations.SPLIT),
+        digits=panels(stack_tables([small.DIGITS_SPLIT, small.WITH_VAL]), small.SPLIT_PANELS),
+        paper=of_table(*fedv.ABLATIONS),
         minutes=(6, None),
     ),
     "pits": Study(
@@ -466,19 +316,19 @@ STUDIES: dict[str, Study] = {
         view="personal",
         columns="transformer",
         digits=grid(
-            DIGITS_SPLIT,
+            small.DIGITS_SPLIT,
             {"fedv": method("fedv", fedround=5), "fedvz": method("fedvz", fedround=5)},
             {
                 "ViT-Micro": {},
-                "6 blocks of 64": {"model": {"name": "test_vit", **EIGHT_PIXELS}},
+                "6 blocks of 64": {"model": {"name": "test_vit", **small.EIGHT_PIXELS}},
             },
         ),
         pretrained=grid(
-            IMAGENET_SPLIT,
+            small.IMAGENET_SPLIT,
             {"fedv": method("fedv", fedround=5), "fedvz": method("fedvz", fedround=5)},
-            {"ViT-Tiny, 16 px": {}, "ViT-Tiny, 8 px": TINY_PATCH8, "ViT-Tiny, random": FROM_SCRATCH},
+            {"ViT-Tiny, 16 px": {}, "ViT-Tiny, 8 px": small.TINY_PATCH8, "ViT-Tiny, random": small.FROM_SCRATCH},
         ),
-        paper=of_table(*every("fedv/table3")),
+        paper=of_table(*fedv.TABLE3),
         minutes=(3, 15),
         seeds=(0,),
     ),
@@ -488,17 +338,33 @@ STUDIES: dict[str, Study] = {
         kind="features",
         view="server",
         columns="",
-        digits=grid(DIGITS, tunes()),
-        pretrained=grid(stacked(IMAGENET, {"data": {"samples": 2000, "test": 0.5}}), ON_TINY),
-        paper=of_table(ablations.FEATURES),
+        digits=grid(small.DIGITS, small.tunes()),
+        pretrained=grid(stack_tables([small.IMAGENET, {"data": {"samples": 2000, "test": 0.5}}]), small.ON_TINY),
+        paper=of_table(fedpeft.FIGURE3),
         minutes=(1, 6),
         seeds=(0,),
     ),
 }
 
-SMALL_FILES = ("office_caltech10", str(SMALL["model"]["weights"]))
 
-
-def has_weights(folder: Path | None) -> bool:
-    """Whether the data folder has the images and weights of the grids on pre-trained weights."""
-    return folder is not None and all((folder / name).exists() for name in SMALL_FILES)
+def studies_table() -> Table:
+    """Make the table that `fedvit study` shows without a name."""
+    title = "fedvit study NAME"
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("study", "question", "mirrors"):
+        table.add_column(name, overflow="fold")
+    for name in ("runs,\nat most", "minutes of\none core"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, study in STUDIES.items():
+        digits, weights = study.minutes
+        runs = f"{len(study.digits) * len(study.seeds) if study.kind != 'cost' else 0}"
+        if study.pretrained is not None:
+            runs = f"{runs} / {len(study.pretrained)}"
+        minutes = f"{digits:g}" if weights is None else f"{digits:g} / {weights:g}"
+        table.add_row(name, study.asks, study.source, runs, minutes)
+    table.caption = (
+        "where there are two numbers, the second is on pre-trained weights, if the data folder has them; minutes are "
+        "estimates; --workers 2 shares the work over two cores"
+    )
+    table.caption_justify = "left"
+    return table

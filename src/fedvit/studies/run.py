@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedvit.config.load import load_experiment, stack_tables
+from fedvit.config.load import load_experiment
 from fedvit.config.resolve import changed_settings, to_tables, versions
+from fedvit.config.tables import stack_tables
 from fedvit.core.errors import UserError
 from fedvit.core.files import finite, write_json
 from fedvit.core.settings import Experiment
@@ -27,9 +28,11 @@ from fedvit.engine.loop import Round
 from fedvit.runs.folder import LocalBaseline, Run
 from fedvit.runs.resume import start_or_resume
 from fedvit.runs.write import nbytes_of_run
+from fedvit.studies.cases import Case
 from fedvit.studies.compare import LOCAL, Row, concerns, mean_of, run_of
-from fedvit.studies.definitions import Case, Study, has_weights
-from fedvit.studies.published.tables import SIZES
+from fedvit.studies.definitions import Study
+from fedvit.studies.published.common import SIZES
+from fedvit.studies.small import has_weights
 
 Which = Literal["digits", "pretrained", "paper"]
 PAPER_CLASSES, MEBI = 1000, 2**20  # FedPerfix counts a head of 1,000 classes, in units of 2^20

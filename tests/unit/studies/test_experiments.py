@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from fedvit.config.load import load_experiment, parse_value, read_tables
-from fedvit.config.resolve import TABLES, resolve, to_tables
+from fedvit.config.resolve import resolve, to_tables
+from fedvit.config.tables import TABLES
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.split import partition_dataset
 from fedvit.engine.net import make_net

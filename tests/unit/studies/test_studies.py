@@ -24,11 +24,12 @@ from fedvit.models.build import ModelSettings, build
 from fedvit.models.groups import NORMS
 from fedvit.runs.folder import Run
 from fedvit.runs.write import nbytes_of_run
-from fedvit.studies import ablations, command
+from fedvit.studies import command
 from fedvit.studies import run as studies_run
 from fedvit.studies.definitions import STUDIES
 from fedvit.studies.features import picture
-from fedvit.studies.published.tables import rows_of
+from fedvit.studies.published import fedpeft, fedperfix
+from fedvit.studies.published.common import rows_of
 from tests.conftest import finish, tiny
 from tests.contract.test_killed import DRIVER
 
@@ -331,6 +332,13 @@ def test_without_a_name_the_studies_are_listed_with_their_cost() -> None:
         assert f"| `{name}` | {study.asks} | {study.source} |" in DOCS
 
 
+def test_listing_the_studies_does_not_import_torch() -> None:
+    code = "import sys\nfrom fedvit.cli.main import app\ntry: app(['study'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "sensitivity" in done.stdout
+
+
 def test_resources_equal_the_exact_counts_and_the_papers_units(tmp_path: Path) -> None:
     status, shown, message = call("study", "resources", "--out", tmp_path / "s")
     assert status == 0, message
@@ -485,7 +493,7 @@ def test_sensitivity_and_split_settings_are_the_published_ones() -> None:
 
 
 def test_every_published_figure_is_with_its_row() -> None:
-    for name, table in (("sensitivity", ablations.SENSITIVITY), ("capability", ablations.CAPABILITY)):
+    for name, table in (("sensitivity", fedperfix.TABLE1), ("capability", fedpeft.TABLE3)):
         values = {(row, column.words): value for row, column, value, _, _ in rows_of(table)}
         assert {(c.row, c.column): c.published for c in STUDIES[name].paper} == values
 
