@@ -82,6 +82,7 @@ def compare(
         from fedvit.report.tables import comparison_table
         from fedvit.runs.tracking import sent_in
         from fedvit.studies import compare as comparing
+        from fedvit.studies.rows import run_of
 
         if flags["method"] is not None:
             raise UserError("in a comparison the rows name the methods: leave --method out")
@@ -95,7 +96,7 @@ def compare(
                 table,
                 folder,
                 lambda row, seed, done: progress.start(
-                    f"{row.label}, seed {seed}", done, sum(map(sent_in, comparing.run_of(folder, row, seed).rounds))
+                    f"{row.label}, seed {seed}", done, sum(map(sent_in, run_of(folder, row, seed).rounds))
                 ),
                 flags["workers"],
             )
@@ -109,7 +110,7 @@ def compare(
             f"{first.data.name}, {first.partition.clients} clients ({first.partition.name}), "
             f"{first.model.name}, {first.train.rounds} rounds, seeds {', '.join(map(str, numbers))}"
         )
-        runs = {row.label: [comparing.run_of(folder, row, seed) for seed in numbers] for row in table}
+        runs = {row.label: [run_of(folder, row, seed) for seed in numbers] for row in table}
         draw_comparison(runs, folder / "compare.png", title)
         for run in (run for several in runs.values() for run in several):
             _draw_choices(run.folder)
@@ -185,14 +186,14 @@ def study(
             out.print(studies_table())
             return
         prepare(flags["workers"])
-        from fedvit.studies import command
+        from fedvit.studies import run as studying
 
-        plan = command.prepare_study(
+        plan = studying.prepare_study(
             name, paper=paper, seeds=seeds, target=target, flags=given(flags), sets=flags["sets"]
         )
         if dry_run:
-            out.print(command.preview(plan))
+            out.print(studying.preview(plan))
             return
-        for shown in command.carry_out(plan, flags["out_dir"], flags["workers"], err, quiet=flags["quiet"]):
+        for shown in studying.carry_out(plan, flags["out_dir"], flags["workers"], err, quiet=flags["quiet"]):
             if not flags["quiet"]:
                 out.print(shown, soft_wrap=isinstance(shown, str), highlight=False)

@@ -1,40 +1,25 @@
-"""Several rows on the same data, split and seeds, Local always among them."""
+"""Comparisons: several rows on the same data, partition and seeds, with Local always among them."""
 
 import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedvit.config.load import load_experiment, read_tables
-from fedvit.config.resolve import changed_settings, keys_of_tables, to_tables, versions
+from fedvit.config.load import read_tables
+from fedvit.config.resolve import changed_settings, to_tables, versions
 from fedvit.config.tables import Tables, stack_tables
 from fedvit.core.errors import UserError
 from fedvit.core.files import write_json
-from fedvit.core.settings import Experiment
 from fedvit.engine.loop import Round
+from fedvit.report.statistics import LOCAL
 from fedvit.runs.folder import LocalBaseline, Run
-from fedvit.runs.resume import start_or_resume
 from fedvit.runs.write import gain_summary
-
-LOCAL = "local"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the comparison: a label and its experiment for every seed."""
-
-    label: str
-    experiments: Mapping[int, Experiment]
-
-    @property
-    def first(self) -> Experiment:
-        return next(iter(self.experiments.values()))
+from fedvit.studies.rows import OnStart, Row, concerns, mean_of, resolve_seeds, run_of, run_rows
 
 
 def make_rows(
@@ -44,24 +29,24 @@ def make_rows(
     sets: Mapping[str, Any],
     flags: Mapping[str, Any],
 ) -> list[Row]:
-    """METHOD[+TUNE] or experiment files, over the base file; Local comes first if it was not asked for."""
+    """Make rows of METHOD[+TUNE] or of experiment files, over the base file; Local is added if it is missing."""
     under = read_tables(base) if base else {}
-    made = [make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
-    if not any(row.first.method["name"] == LOCAL for row in made):
-        made = [make_row(LOCAL, seeds, under, sets, flags), *made]
+    made = [_make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
+    if not any(row.is_local for row in made):
+        made = [_make_row(LOCAL, seeds, under, sets, flags), *made]
     unused = [path for path in sets if not any(concerns(path, row.first) for row in made)]
     if unused:
         raise UserError(f"--set {unused[0]}: no row has this key")
     for row in made[1:]:
-        check_same_data(made[0], row)
+        _check_same_data(made[0], row)
     labels = [row.label for row in made]
     if len(set(labels)) < len(labels):
         raise UserError(f"two rows have the same name: {', '.join(labels)}; leave one out, or rename its file")
     return made
 
 
-def make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Row:
-    """One row. A `--set` for a method or tune goes to the rows that have it."""
+def _make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Row:
+    """Make one row. A `--set` for a method or tune goes to the rows that have its key."""
     named = dict(flags)
     is_file = text.endswith(".toml")
     if is_file:
@@ -69,23 +54,12 @@ def make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, 
     else:
         method, _, tune = text.partition("+")
         named.update(method=method, tune=tune or flags.get("tune"))
-    plain = load_experiment(None, {}, {**named, "seed": seeds[0]}, base=under)
-    mine = {path: value for path, value in sets.items() if concerns(path, plain)}
-    experiments = {seed: load_experiment(None, mine, {**named, "seed": seed}, base=under) for seed in seeds}
+    plain, experiments = resolve_seeds(under, seeds, sets, named)
     return Row(Path(text).stem if is_file else plain.label, experiments)
 
 
-def concerns(path: str, experiment: Experiment) -> bool:
-    """Whether a row has this key; a mistyped table or key of the shared tables is left for `config` to explain."""
-    table, _, key = path.rpartition(".")
-    keys = keys_of_tables(str(experiment.method["name"]), str(experiment.tune["name"]))
-    if table in ("method", "tune"):
-        return key in keys[table]
-    return bool(table) or any(key in names for names in keys.values())
-
-
-def check_same_data(first: Row, row: Row) -> None:
-    """Rows are compared on the same images, owned by the same clients."""
+def _check_same_data(first: Row, row: Row) -> None:
+    """Refuse rows that are not on the same images of the same clients."""
     for seed, experiment in row.experiments.items():
         other = first.experiments[seed]
         old, new = (
@@ -101,7 +75,7 @@ def check_same_data(first: Row, row: Row) -> None:
 
 
 def comparison_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
-    """One folder for all comparisons on the same settings, so that finished rows are found again."""
+    """Name one folder for all comparisons on the same settings, so that finished rows are found again."""
     experiment = rows[0].first
     tables = to_tables(experiment)
     tables["run"].pop("seed")
@@ -114,32 +88,22 @@ def comparison_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
 def compare(
     rows: Sequence[Row],
     folder: Path,
-    on_start: Callable[[Row, int, int], None] = lambda *_: None,
+    on_start: OnStart = lambda *_: None,
     workers: int | None = 1,
 ) -> Iterator[Round]:
-    """Run what is not finished, seed by seed, and write compare.json at the end."""
+    """Run what is not finished, and write compare.json at the end."""
     alone = local_row(rows)
-    for seed in alone.experiments:
-        for row in sorted(rows, key=lambda row: row is not alone):
-            run = run_of(folder, row, seed)
-            local = None if row is alone else LocalBaseline.of(run_of(folder, alone, seed))
-            steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local, workers=workers)
-            on_start(row, seed, len(run.rounds))
-            yield from steps
-    write_json(folder / "compare.json", [entry(row, folder, alone) for row in rows])
+    yield from run_rows(rows, folder, lambda row, _: None if row is alone else alone, on_start, workers)
+    write_json(folder / "compare.json", [_entry(row, folder, alone) for row in rows])
 
 
 def local_row(rows: Sequence[Row]) -> Row:
-    """The row that gains are measured against."""
-    return next(row for row in rows if row.first.method["name"] == LOCAL)
+    """Find the row that gains are measured against."""
+    return next(row for row in rows if row.is_local)
 
 
-def run_of(folder: Path, row: Row, seed: int) -> Run:
-    return Run(folder / row.label / f"seed{seed}")
-
-
-def gain(run: Run, alone: Run) -> Mapping[str, Any]:
-    """A run's gain over Local; measured here where the run was finished by itself and does not know it."""
+def _gain(run: Run, alone: Run) -> Mapping[str, Any]:
+    """Return a run's gain over Local; one that was run by itself does not know it, so it is measured here."""
     told: Mapping[str, Any] | None = run.summary["gain_over_local"]
     if told is not None:
         return told
@@ -148,12 +112,12 @@ def gain(run: Run, alone: Run) -> Mapping[str, Any]:
     return gain_summary(clients, local.schedule) or {}
 
 
-def entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
-    """One row of compare.json: over clients, then over seeds."""
+def _entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
+    """Make one row of compare.json, averaged over clients and then over seeds."""
     seeds = list(row.experiments)
     summaries = [run_of(folder, row, seed).summary for seed in seeds]
     views = [summary["views"]["personal"] for summary in summaries]
-    gains = [gain(run_of(folder, row, seed), run_of(folder, alone, seed)) for seed in seeds]
+    gains = [_gain(run_of(folder, row, seed), run_of(folder, alone, seed)) for seed in seeds]
     first = summaries[0]
     areas = [view["auroc"] for view in views if "auroc" in view]
     return {
@@ -176,7 +140,7 @@ def entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
 
 
 def save_comparison(path: Path, rows: Sequence[Row], entries: Sequence[Mapping[str, Any]]) -> None:
-    """The table with all that is needed to repeat it: one JSON file for results/."""
+    """Write the table with all that is needed to repeat it, as one JSON file for results/."""
     tables = to_tables(local_row(rows).first)
     common = {table: dict(tables[table]) for table in tables if table not in ("method", "tune")}
     own = []
@@ -194,7 +158,3 @@ def save_comparison(path: Path, rows: Sequence[Row], entries: Sequence[Mapping[s
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, content)
-
-
-def mean_of(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))

@@ -1,4 +1,4 @@
-"""What models see: the features before the classifier, drawn in two dimensions by t-SNE."""
+"""What models see: the features before the classifier, _embedded in two dimensions by t-SNE."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,39 +26,39 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Picture:
-    """Test images as points: where they lie, their class, and how well classes are told apart before the drawing."""
+    """Test images as points: where they lie, their classes, and how well the features separate the classes."""
 
     points: Array  # (images, 2)
     labels: Array
     class_names: tuple[str, ...]
-    silhouette: float  # of the features by class, from -1 to 1
-    model: str  # whose: "server", or "clients" where every image goes through its owner's model
+    silhouette: float  # of the full features by class, from -1 to 1
+    model: str  # "server", or "clients" if every image went through its owner's model
 
 
 def picture(run: Run) -> Picture:
-    """The test images of the ten most frequent classes, through the server's model where there is one."""
+    """Embed the test images of the ten most frequent classes, by the server's model if there is one."""
     experiment, cpu = run.experiment, torch.device("cpu")
     torch.set_num_threads(experiment.run.threads)
     dataset, split = load_data(experiment)
     net = make_net(experiment, dataset.classes, cpu)
     worker = Worker(experiment, net, dataset, split, cpu)
-    shown = chosen_images(torch.from_numpy(split.global_test), worker.labels)
+    shown = _chosen_images(torch.from_numpy(split.global_test), worker.labels)
     if net.one_global_model:
-        found = [server_features(run, net, worker, shown)]
+        found = [_server_features(run, net, worker, shown)]
     else:
-        found = list(client_features(run, net, worker, shown))
+        found = list(_client_features(run, net, worker, shown))
     features, labels = (torch.cat([pair[i] for pair in found]).numpy() for i in (0, 1))
     return Picture(
-        embedded(features, experiment.run.seed),
+        _embedded(features, experiment.run.seed),
         labels,
         dataset.class_names,
-        silhouette(features, labels),
+        _silhouette(features, labels),
         "server" if net.one_global_model else "clients",
     )
 
 
-def chosen_images(test: Tensor, labels: Tensor) -> Tensor:
-    """Test images of the most frequent classes, the same for every row."""
+def _chosen_images(test: Tensor, labels: Tensor) -> Tensor:
+    """Choose test images of the most frequent classes, the same ones for every row."""
     counts = torch.bincount(labels[test])
     classes = torch.argsort(counts, descending=True, stable=True)[:MOST_CLASSES]
     kept = test[torch.isin(labels[test], classes)].sort().values
@@ -66,8 +66,8 @@ def chosen_images(test: Tensor, labels: Tensor) -> Tensor:
     return kept[::step]
 
 
-def server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple[Tensor, Tensor]:
-    """The server's model after the last round."""
+def _server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute features with the server's model after the last round."""
     server = load_checkpoint(
         run.folder / "checkpoint", ClientStore(run.folder / "checkpoint", in_ram=False), clean=False
     )
@@ -75,23 +75,23 @@ def server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple[
         raise UserError(f"{run.folder} has no checkpoint, which the features come from: run it first")
     client = worker.client(POOLED, server.round, {})
     with holding(client, server.shared):
-        return features_of(client.module, client.data, shown, net), worker.labels[shown]
+        return _features_of(client.module, client.data, shown, net), worker.labels[shown]
 
 
-def client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every client's own model on its own test images."""
+def _client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute features with every client's own model on its own test images."""
     opened = open_run(run)
     for name in worker.split.seen:
         mine = torch.from_numpy(worker.split.clients[name].test)
         mine = mine[torch.isin(mine, shown)]
         if len(mine):
             data = replace(worker.client(name, 0, {}).data, activations=None)  # this model takes images only
-            yield features_of(client_model(opened, name), data, mine, net), worker.labels[mine]
+            yield _features_of(client_model(opened, name), data, mine, net), worker.labels[mine]
 
 
 @torch.no_grad()
-def features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) -> Tensor:
-    """What goes into the classifier, (images, dim); the first one's where a model has two."""
+def _features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) -> Tensor:
+    """Return what enters the classifier, (images, dim); a model with two classifiers has that of the first."""
     model.eval()
     parts = []
     with tapped(model) as tap:
@@ -102,8 +102,8 @@ def features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) -
     return torch.cat(parts)
 
 
-def embedded(features: Array, seed: int) -> Array:
-    """t-SNE in two dimensions; on one thread, since their number changes float sums."""
+def _embedded(features: Array, seed: int) -> Array:
+    """Run t-SNE in two dimensions, on one thread because the number of threads changes float sums."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -115,8 +115,8 @@ def embedded(features: Array, seed: int) -> Array:
     return points
 
 
-def silhouette(features: Array, labels: Array) -> float:
-    """How much nearer images lie to their own class than to the next: 1 is far apart, 0 is mixed."""
+def _silhouette(features: Array, labels: Array) -> float:
+    """Measure how much nearer images lie to their own class than to the next: 1 is far apart, 0 is mixed."""
     from sklearn.metrics import silhouette_score
 
     return float(silhouette_score(features, labels)) if 1 < len(np.unique(labels)) < len(labels) else float("nan")

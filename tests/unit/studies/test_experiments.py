@@ -19,6 +19,7 @@ from fedvit.data.dataset import Dataset
 from fedvit.data.partition.split import partition_dataset
 from fedvit.engine.net import make_net
 from fedvit.studies import compare
+from fedvit.studies.rows import Row
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "experiments").rglob("*.toml"))
@@ -165,7 +166,7 @@ def commands(path: Path) -> list[list[str]]:
     return [[str(f) for word in line for f in (sorted(ROOT.glob(word)) if "*" in word else [word])] for line in lines]
 
 
-def compared(path: Path) -> list[list[compare.Row]]:
+def compared(path: Path) -> list[list[Row]]:
     """The rows of a twin's commands, resolved as `fedvit compare` would."""
     tables = []
     for program, verb, option, base, *rest in commands(path):

@@ -24,10 +24,11 @@ from fedvit.models.build import ModelSettings, build
 from fedvit.models.groups import NORMS
 from fedvit.runs.folder import Run
 from fedvit.runs.write import nbytes_of_run
-from fedvit.studies import command
-from fedvit.studies import run as studies_run
+from fedvit.studies import run as studying
+from fedvit.studies.cells import choose_grid
 from fedvit.studies.definitions import STUDIES
 from fedvit.studies.features import picture
+from fedvit.studies.measure import estimates
 from fedvit.studies.published import fedpeft, fedperfix
 from fedvit.studies.published.common import rows_of
 from tests.conftest import finish, tiny
@@ -68,20 +69,20 @@ def call(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def prepared(name: str, sets: Mapping[str, Any] | None = None, target: str | None = None) -> command.Prepared:
+def prepared(name: str, sets: Mapping[str, Any] | None = None, target: str | None = None) -> studying.Prepared:
     """The study in its tiny form."""
     items = [f"{key}={value}" for key, value in (sets or {}).items()]
-    return command.prepare_study(name, paper=False, seeds="0", target=target, flags=FLAGS[name], sets=items)
+    return studying.prepare_study(name, paper=False, seeds="0", target=target, flags=FLAGS[name], sets=items)
 
 
-def carried_out(plan: command.Prepared, folder: Path) -> dict[str, Any]:
+def carried_out(plan: studying.Prepared, folder: Path) -> dict[str, Any]:
     """Run a study and give its study.json."""
-    assert list(command.carry_out(plan, folder, 1, Console(quiet=True), quiet=True))
+    assert list(studying.carry_out(plan, folder, 1, Console(quiet=True), quiet=True))
     content: dict[str, Any] = json.loads((folder / "study.json").read_text())
     return content
 
 
-def narrowed(plan: command.Prepared) -> command.Prepared:
+def narrowed(plan: studying.Prepared) -> studying.Prepared:
     """The first and the last column of a wide grid; all columns where each has rows of its own."""
     columns = list(dict.fromkeys(cell.case.column for cell in plan.cells))
     if plan.study.kind == "choose" or len(columns) < 3:
@@ -139,7 +140,7 @@ def check_designs(folder: Path, content: Content) -> None:
     assert len(stamps) == 6
     assert {p: p.stat().st_mtime_ns for p in stamps} == stamps
     assert {p: p.read_bytes() for p in before} == before
-    for row, estimate in zip(content["rows"], studies_run.estimates(plan.cells), strict=True):
+    for row, estimate in zip(content["rows"], estimates(plan.cells), strict=True):
         sent = row["figures"]["nbytes_run"]
         assert estimate["nbytes"] == sent["down"] + sent["up"]
 
@@ -164,7 +165,7 @@ def check_convergence(folder: Path, content: Content) -> None:
     """A target that every row reaches at once, one that none ever does, and how they are shown."""
     check_targets(folder, content)
     plan = prepared("convergence", target="0,100")
-    table, *_ = command.carry_out(plan, folder, 1, Console(quiet=True), quiet=True)
+    table, *_ = studying.carry_out(plan, folder, 1, Console(quiet=True), quiet=True)
     content = json.loads((folder / "study.json").read_text())
     for row in content["rows"]:
         first, never = row["figures"]["to_target"]
@@ -417,7 +418,7 @@ def resolved(name: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_paper_rows_resolve_and_differ(name: str) -> None:
-    plan = command.prepare_study(name, paper=True, seeds=None, target=None, flags={}, sets=None)
+    plan = studying.prepare_study(name, paper=True, seeds=None, target=None, flags={}, sets=None)
     assert plan.which == "paper"
     assert len(plan.cells) == len(STUDIES[name].paper)
     assert len({(cell.case.row, cell.case.column) for cell in plan.cells}) == len(plan.cells)
@@ -505,11 +506,11 @@ def test_pre_trained_weights_are_used_where_they_are(tmp_path: Path, caplog: pyt
     (tmp_path / "office_caltech10").mkdir()
     (tmp_path / "vit_tiny_patch16_224.fp16.safetensors").touch()
     study = STUDIES["scarcity"]
-    assert studies_run.choose_grid(study, paper=False, data=None, folder=tmp_path)[0] == "pretrained"
-    assert studies_run.choose_grid(study, paper=False, data="digits", folder=tmp_path)[0] == "digits"
-    assert studies_run.choose_grid(study, paper=False, data=None, folder=None)[0] == "digits"
-    assert studies_run.choose_grid(study, paper=True, data=None, folder=None)[0] == "paper"
-    assert studies_run.choose_grid(STUDIES["dh"], paper=False, data=None, folder=tmp_path)[0] == "digits"
+    assert choose_grid(study, paper=False, data=None, folder=tmp_path)[0] == "pretrained"
+    assert choose_grid(study, paper=False, data="digits", folder=tmp_path)[0] == "digits"
+    assert choose_grid(study, paper=False, data=None, folder=None)[0] == "digits"
+    assert choose_grid(study, paper=True, data=None, folder=None)[0] == "paper"
+    assert choose_grid(STUDIES["dh"], paper=False, data=None, folder=tmp_path)[0] == "digits"
     with caplog.at_level(logging.WARNING):
         prepared("scarcity")
     assert "from scratch" in caplog.text
@@ -532,7 +533,7 @@ def test_a_dry_run_shows_the_grid_with_its_bytes_and_runs_nothing(tmp_path: Path
     assert "fedperfix" in shown
     assert "18 runs" in shown
     plan = prepared("designs")
-    found = dict(zip([c.case.row for c in plan.cells], studies_run.estimates(plan.cells), strict=True))
+    found = dict(zip([c.case.row for c in plan.cells], estimates(plan.cells), strict=True))
     assert found["local"]["nbytes"] == 0
     assert found["fedperfix"]["nbytes"] == 2 * 2 * 4 * found["fedperfix"]["params"]["shared"]
     assert found["fedperfix"]["macs"] > found["local"]["macs"] > 0

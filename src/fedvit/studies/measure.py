@@ -1,0 +1,174 @@
+"""The figures of a study: what finished runs reached and sent, what methods cost, and estimates beforehand."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvit.config.resolve import to_tables
+from fedvit.core.settings import Experiment
+from fedvit.data.sources import list_datasets, load_dataset
+from fedvit.engine.cost import cost
+from fedvit.runs.folder import Run
+from fedvit.runs.write import nbytes_of_run
+from fedvit.studies.cells import Cell
+from fedvit.studies.published.common import SIZES
+from fedvit.studies.published.fedperfix import BATCHES_PER_STEP, COUNTED_CLASSES
+from fedvit.studies.rows import mean_of, run_of
+
+MEBI = 2**20  # the papers' million
+
+# After the runs.
+
+
+def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
+    """Average the results of a cell's runs, over clients and then over seeds."""
+    seeds = list(cell.row.experiments)
+    summaries = [run_of(folder, cell.row, seed).summary for seed in seeds]
+    shown = view if all(view in summary["views"] for summary in summaries) else "personal"
+    views = [summary["views"][shown] for summary in summaries]
+    gains = [summary["gain_over_local"] for summary in summaries]
+    held_out = [summary["views"]["personal"].get("val") for summary in summaries]
+    first = summaries[0]
+    return {
+        "view": shown,
+        "accuracy": mean_of(v["mean"] for v in views),
+        "std": None if views[0]["std"] is None else mean_of(v["std"] for v in views),
+        "seed_std": float(np.std([v["mean"] for v in views])) if len(seeds) > 1 else None,
+        "micro": mean_of(v["micro"] for v in views),
+        "by_seed": [v["mean"] for v in views],
+        "best_round": mean_of(v["best_round"] for v in views),
+        "val": None if None in held_out else mean_of(held_out),
+        "gain_over_local": None if None in gains else mean_of(gain["mean"] for gain in gains),
+        "hurt": None if None in gains else mean_of(gain["hurt"] for gain in gains),
+        "lr": first["lr"],
+        "rounds": first["rounds"],
+        "params": first["params"],
+        "nbytes": first["nbytes"],
+        "nbytes_run": first["nbytes_run"],
+        "macs_per_example": first["macs_per_example"],
+        "to_target": [_to_target([run_of(folder, cell.row, s) for s in seeds], shown, t) for t in cell.case.targets],
+    }
+
+
+def _to_target(runs: Sequence[Run], view: str, target: float) -> dict[str, Any]:
+    """Measure the rounds until an accuracy is reached and the bytes sent by then; None unless every seed reaches it."""
+    found = [_reached(run.rounds, view, target) for run in runs]
+    rounds = [None if rows is None else rows[-1]["round"] for rows in found]
+    sent = [None if rows is None else nbytes_of_run(rows) for rows in found]
+    both = [None if s is None else s["down"] + s["up"] for s in sent]
+    return {
+        "target": target,
+        "rounds": None if None in rounds else mean_of(r for r in rounds if r is not None),
+        "nbytes": None if None in both else mean_of(b for b in both if b is not None),
+        "paper_mb": None if None in sent else mean_of(s["down"] for s in sent if s is not None) / MEBI,  # one direction
+        "rounds_by_seed": rounds,
+    }
+
+
+def _reached(rows: Sequence[dict[str, Any]], view: str, target: float) -> Sequence[dict[str, Any]] | None:
+    """Return the rounds up to the first one that reaches the target."""
+    for number, row in enumerate(rows):
+        if row["views"] and row["views"][view]["mean"] >= target:
+            return rows[: number + 1]
+    return None
+
+
+def chosen(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Choose the best row of every column on validation images, and give the test accuracy of that row only."""
+    best: dict[str, dict[str, Any]] = {}
+    for cell, figure in zip(cells, found, strict=True):
+        val, column = figure["val"], cell.case.column
+        if val is not None and (column not in best or val > best[column]["val"]):
+            best[column] = {"row": cell.case.row, "val": val, "accuracy": figure["accuracy"]}
+    return best
+
+
+def overall(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Average the accuracy over the columns, for rows that stand in all of them."""
+    columns = {cell.case.column for cell in cells}
+    by_row: dict[str, list[float]] = {}
+    for cell, figure in zip(cells, found, strict=True):
+        by_row.setdefault(cell.case.row, []).append(figure["accuracy"])
+    return {row: mean_of(values) for row, values in by_row.items() if len(values) == len(columns)}
+
+
+# Without any run.
+
+
+def resources(cell: Cell) -> dict[str, Any]:
+    """Count what a row stores, computes and sends, exactly for this dataset and in FedPerfix's units.
+
+    Storage is the model and every copy of it that a client keeps. Training is one step, per image of FedAvg's batch.
+    Communication is one direction.
+    """
+    exact = cost(cell.row.first, _size_of(cell.row.first)[1])
+    passes = exact["training_passes"] * BATCHES_PER_STEP.get(cell.row.first.method["name"], 1)
+    paper = cost(cell.row.first, COUNTED_CLASSES)
+    return {
+        **exact,
+        "storage": _storage(exact),
+        "communication": exact["params"]["shared"],
+        "training_passes": passes,
+        "training_macs_per_example": round(exact["macs_per_example"] * passes),
+        "paper_units": {"storage": _storage(paper) / MEBI, "communication": paper["params"]["shared"] / MEBI},
+    }
+
+
+def _storage(found: Mapping[str, Any]) -> int:
+    """Count the numbers that a client stores: the model, and what it keeps besides its own part of it."""
+    return int(found["params"]["total"] + found["memory_nbytes"] // 4 - found["params"]["personal"])
+
+
+def _size_of(experiment: Experiment) -> tuple[int, int]:
+    """Count the images and classes of a dataset, which is only loaded if they are not known."""
+    name = experiment.data.name
+    known = {entry["name"]: entry for entry in list_datasets(experiment.data)}.get(name)
+    if known is not None and known["classes"] is not None:
+        return int(known["images"]), int(known["classes"])
+    if name in SIZES:
+        return SIZES[name]
+    whole = load_dataset(experiment.data, None)
+    return len(whole), whole.classes
+
+
+def estimates(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+    """Estimate the bytes sent and the multiply-adds of training per cell, over all seeds.
+
+    Cells that share a run count once. All clients are taken to be of the same size, and a training step to cost three
+    forward passes.
+    """
+    sizes: dict[str, tuple[int, int]] = {}
+    costs: dict[str, dict[str, Any]] = {}
+    seen: set[str] = set()
+    for cell in cells:
+        e = cell.row.first
+        if e.data.name not in sizes:
+            sizes[e.data.name] = _size_of(e)
+        images, classes = sizes[e.data.name]
+        bare = e.model_copy(update={"model": e.model.model_copy(update={"weights": None, "pretrained": False})})
+        key = json.dumps([to_tables(bare)[t] for t in ("model", "method", "tune")] + [classes, e.train.batch])
+        if key not in costs:
+            costs[key] = cost(bare, classes)
+        again = cell.row.label in seen
+        seen.add(cell.row.label)
+        yield {"shares_run": again, **_estimate(e, costs[key], images, 0 if again else len(cell.row.experiments))}
+
+
+def _estimate(e: Experiment, found: Mapping[str, Any], images: int, seeds: int) -> dict[str, Any]:
+    """Estimate the bytes and multiply-adds of one cell."""
+    assert e.partition.clients is not None
+    assert e.train.cohort is not None
+    held = (1 - e.data.test) * (1 - e.data.val) * min(e.data.samples or images, images)
+    each = held / e.partition.clients  # the images that a client trains on
+    turns = e.train.rounds * e.train.cohort * seeds
+    sent = found["nbytes"]["down"] + found["nbytes"]["up"]
+    steps = -(-each // e.train.batch) * e.train.epochs if "step_nbytes" in found else 1
+    passes = 3 * each * e.train.epochs * found["training_passes"]
+    return {
+        "params": found["params"],
+        "nbytes": round(turns * sent * steps),
+        "macs": round(turns * passes * found["macs_per_example"]),
+    }

@@ -1,0 +1,88 @@
+"""The rows of a comparison or study, and the one loop that runs them.
+
+A row is an experiment for every seed, and each of them has a run of its own. Runs that are finished do not run again,
+and those that were cut short continue.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedvit.config.load import load_experiment
+from fedvit.config.resolve import keys_of_tables
+from fedvit.config.tables import Tables
+from fedvit.core.settings import Experiment
+from fedvit.engine.loop import Round
+from fedvit.report.statistics import LOCAL
+from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.resume import start_or_resume
+
+OnStart = Callable[["Row", int, int], None]  # receives the row, the seed, and how many rounds are already done
+
+
+@dataclass(frozen=True)
+class Row:
+    """A label, which names its folder, and an experiment for every seed."""
+
+    label: str
+    experiments: Mapping[int, Experiment]
+
+    @property
+    def first(self) -> Experiment:
+        return next(iter(self.experiments.values()))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every client trains alone here, so that gains can be measured against this row."""
+        return bool(self.first.method["name"] == LOCAL)
+
+
+def resolve_seeds(
+    base: Tables, seeds: Sequence[int], sets: Mapping[str, Any], flags: Mapping[str, Any]
+) -> tuple[Experiment, dict[int, Experiment]]:
+    """Resolve a row without any `--set`, and then for every seed with those that concern it."""
+    plain = load_experiment(None, {}, {**flags, "seed": seeds[0]}, base=base)
+    mine = {path: value for path, value in sets.items() if concerns(path, plain)}
+    return plain, {seed: load_experiment(None, mine, {**flags, "seed": seed}, base=base) for seed in seeds}
+
+
+def concerns(path: str, experiment: Experiment) -> bool:
+    """Tell whether a row has this key. A mistyped key of a shared table counts, so that `config` explains it."""
+    table, _, key = path.rpartition(".")
+    keys = keys_of_tables(str(experiment.method["name"]), str(experiment.tune["name"]))
+    if table in ("method", "tune"):
+        return key in keys[table]
+    return bool(table) or any(key in names for names in keys.values())
+
+
+def run_rows(
+    rows: Sequence[Row],
+    folder: Path,
+    local_of: Callable[[Row, int], Row | None],
+    on_start: OnStart,
+    workers: int | None,
+) -> Iterator[Round]:
+    """Run what is not finished, seed by seed, with Local before the rows that are measured against it.
+
+    `local_of` names the row that the gains of another are measured against, if there is one.
+    """
+    for seed in rows[0].experiments:
+        for row in sorted(rows, key=lambda row: not row.is_local):
+            run, alone = run_of(folder, row, seed), local_of(row, seed)
+            local = LocalBaseline.of(run_of(folder, alone, seed)) if alone else None
+            steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local, workers=workers)
+            on_start(row, seed, len(run.rounds))
+            yield from steps
+
+
+def run_of(folder: Path, row: Row, seed: int) -> Run:
+    """Open the run of a row and seed."""
+    return Run(folder / row.label / f"seed{seed}")
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Average values as a plain float, which JSON can hold."""
+    return float(np.mean(list(values)))

@@ -1,0 +1,211 @@
+"""Studies as tables for the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedvit.report import units
+from fedvit.report.tables import plain_table, plus_minus
+from fedvit.studies.cells import Cell
+from fedvit.studies.definitions import Study
+
+Content = Mapping[str, Any]  # study.json
+
+
+def dry_table(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]], runs: int, title: str) -> Table:
+    """Show a grid before it runs, with the estimates of its cells."""
+    table = plain_table(title)
+    for name in ("column", "row"):
+        table.add_column(name, overflow="fold")
+    table.add_column("differs in", overflow="fold", max_width=48)
+    for name in ("rounds", "shared\nnumbers", "GB in\nall", "10^12\nMACs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    declared = [{(t, k): v for t, own in cell.case.settings.items() for k, v in own.items()} for cell in cells]
+    varied = {key for one in declared for key in one if any(other.get(key) != one[key] for other in declared)}
+    for cell, own, figure in zip(cells, declared, found, strict=True):
+        words = ", ".join(f"{t if k == 'name' else k} {v}" for (t, k), v in own.items() if (t, k) in varied)
+        again = "again" if figure["shares_run"] else f"{figure['nbytes'] / 1e9:.3g}"
+        table.add_row(
+            escape(cell.case.column),
+            escape(cell.case.row),
+            escape(words),
+            str(cell.row.first.train.rounds),
+            f"{figure['params']['shared']:,}",
+            again,
+            "-" if figure["shares_run"] else f"{figure['macs'] / 1e12:.3g}",
+        )
+    nbytes, macs = (sum(figure[key] for figure in found) for key in ("nbytes", "macs"))
+    table.caption = f"{runs} runs, {nbytes / 1e9:.3g} GB, {macs / 1e12:.3g} x 10^12 multiply-adds of training"
+    table.caption_justify = "left"
+    return table
+
+
+def study_tables(content: Content, study: Study, title: str) -> list[Table]:
+    """Make the tables of a finished study."""
+    match study.kind:
+        case "cost":
+            return [_cost_rows(content, study, title)]
+        case "target":
+            return [_target_rows(content, title)]
+        case "choose":
+            return [_chosen_rows(content, study, title)]
+    columns = list(dict.fromkeys(row["column"] for row in content["rows"]))
+    return [_matrix(content, study, columns, title) if len(columns) > 1 else _plain_rows(content, title)]
+
+
+def _accuracy(figure: Mapping[str, Any]) -> str:
+    """Write an accuracy with its deviation over clients."""
+    return plus_minus(figure["accuracy"], figure["std"])
+
+
+def _plain_rows(content: Content, title: str) -> Table:
+    """Show everything that is known of each row, where there is a single column."""
+    rows = content["rows"]
+    table = plain_table(title)
+    table.add_column("row", overflow="fold", min_width=10)
+    known = {
+        "silhouette": any("silhouette" in row["figures"] for row in rows),
+        "gain\nover\nLocal": any(row["figures"]["gain_over_local"] is not None for row in rows),
+        "published": any(row["published"] for row in rows),
+    }
+    shown = ["lr", f"{_view_of(content)}\naccuracy %", "±\nseeds", *(n for n, is_there in known.items() if is_there)]
+    for name in [*shown, "bytes per\nclient,\nround"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    best = max(row["figures"]["accuracy"] for row in rows)
+    for row in rows:
+        f = row["figures"]
+        cells = {
+            "silhouette": f"{f['silhouette']:.2f}" if "silhouette" in f else "-",
+            "gain\nover\nLocal": "-" if f["gain_over_local"] is None else f"{f['gain_over_local']:+.1f}",
+            "published": row["published"] or "-",
+        }
+        table.add_row(
+            escape(row["row"]),
+            f"{f['lr']:g}",
+            _accuracy(f),
+            "-" if f["seed_std"] is None else f"{f['seed_std']:.1f}",
+            *(cells[name] for name, is_there in known.items() if is_there),
+            units.nbytes(f["nbytes"]["down"] + (f["nbytes"]["up"] or 0)),
+            style="bold" if f["accuracy"] == best else "",
+        )
+    return table
+
+
+def _view_of(content: Content) -> str:
+    """Tell whose accuracy a study shows, that of the clients' own models or of the server's; both where rows differ."""
+    return "/".join(dict.fromkeys(row["figures"]["view"] for row in content["rows"]))
+
+
+def _matrix(content: Content, study: Study, columns: Sequence[str], title: str) -> Table:
+    """Show rows by columns: accuracy in percent, ± the deviation over clients, with the best of a column in bold."""
+    table = plain_table(f"{title}\n{_view_of(content)} accuracy %, columns: {study.columns}")
+    table.add_column("row", overflow="fold", min_width=10)
+    for column in columns:
+        table.add_column(escape(column), justify="right", overflow="fold")
+    if "overall" in content:
+        table.add_column("overall", justify="right")
+    cells = {(row["row"], row["column"]): row for row in content["rows"]}
+    best = {c: max(r["figures"]["accuracy"] for r in content["rows"] if r["column"] == c) for c in columns}
+    for name in dict.fromkeys(row["row"] for row in content["rows"]):
+        line = []
+        for column in columns:
+            row = cells.get((name, column))
+            if row is None:
+                line.append("")
+                continue
+            text = _accuracy(row["figures"])
+            text = f"[bold]{text}[/]" if row["figures"]["accuracy"] == best[column] else text
+            line.append(f"{text}\n[dim]{row['published']}[/]" if row["published"] else text)
+        if "overall" in content:
+            line.append(f"{content['overall'][name]:.1f}" if name in content["overall"] else "")
+        table.add_row(escape(name), *line)
+    return table
+
+
+def _chosen_rows(content: Content, study: Study, title: str) -> Table:
+    """Show what was tried in every column, its accuracy on validation and test images, and which one is chosen."""
+    table = plain_table(title)
+    for name in (study.columns, "row"):
+        table.add_column(name, overflow="fold")
+    for name in ("val %", "test %\n± clients", "±\nseeds", "published"):
+        table.add_column(name, justify="right", no_wrap=True)
+    last = None
+    for row in content["rows"]:
+        f, column = row["figures"], row["column"]
+        picked = content["chosen"].get(column, {}).get("row") == row["row"]
+        table.add_row(
+            escape(column) if column != last else "",
+            ("✓ " if picked else "  ") + escape(row["row"]),
+            "-" if f["val"] is None else f"{f['val']:.1f}",
+            _accuracy(f),
+            "-" if f["seed_std"] is None else f"{f['seed_std']:.1f}",
+            row["published"] or "-",
+            style="bold" if picked else "",
+        )
+        last = column
+    table.caption = "✓: chosen on validation images" if content["chosen"] else "no validation images: nothing is chosen"
+    table.caption_justify = "left"
+    return table
+
+
+def _target_rows(content: Content, title: str) -> Table:
+    """Show accuracy, the bytes of a round, and the rounds and bytes to each target."""
+    table = plain_table(title)
+    several = len({row["column"] for row in content["rows"]}) > 1
+    for name in ("column", "row") if several else ("row",):
+        table.add_column(name, overflow="fold")
+    for name in (f"{_view_of(content)}\naccuracy %", "bytes a\nround"):
+        table.add_column(name, justify="right", no_wrap=True)
+    most = max(len(row["figures"]["to_target"]) for row in content["rows"])
+    for number in range(most):
+        found = {
+            row["figures"]["to_target"][number]["target"]
+            for row in content["rows"]
+            if len(row["figures"]["to_target"]) > number
+        }
+        targets = " / ".join(f"{t:g}" for t in sorted(found))
+        table.add_column(f"{targets} %:\nrounds, bytes", justify="right", no_wrap=True)
+    table.add_column("published", justify="right")
+    for row in content["rows"]:
+        f = row["figures"]
+        table.add_row(
+            *((escape(row["column"]), escape(row["row"])) if several else (escape(row["row"]),)),
+            f"{f['accuracy']:.1f}",
+            units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]),
+            *(
+                "-" if t["rounds"] is None else f"{t['rounds']:.3g}, {units.nbytes(t['nbytes'])}"
+                for t in f["to_target"]
+            ),
+            *[""] * (most - len(f["to_target"])),
+            row["published"] or "-",
+        )
+    table.caption = "targets are fixed beforehand; bytes of all clients, both ways; -: not reached by every seed"
+    table.caption_justify = "left"
+    return table
+
+
+def _cost_rows(content: Content, study: Study, title: str) -> Table:
+    """Show exact numbers, and the paper's units beside what it prints."""
+    table = plain_table(title)
+    table.add_column("row", overflow="fold", min_width=10)
+    for name in (
+        "storage,\nnumbers", "sent one way,\nnumbers", "training\nMACs / image", "storage,\npaper's M",
+        "sent,\npaper's M", "published:\nstorage FLOPs sent",
+    ):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in content["rows"]:
+        f = row["figures"]
+        table.add_row(
+            escape(row["row"]),
+            f"{f['storage']:,}",
+            f"{f['communication']:,}",
+            f"{f['training_macs_per_example']:,}",
+            f"{f['paper_units']['storage']:.2f}",
+            f"{f['paper_units']['communication']:.2f}",
+            row["published"] or "-",
+        )
+    table.caption = study.note
+    table.caption_justify = "left"
+    return table
