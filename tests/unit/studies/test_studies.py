@@ -30,7 +30,7 @@ from fedvit.studies.definitions import STUDIES
 from fedvit.studies.features import picture
 from fedvit.studies.measure import estimates
 from fedvit.studies.published import fedpeft, fedperfix
-from fedvit.studies.published.common import rows_of
+from fedvit.studies.published.common import method, rows_of, settings_of
 from tests.conftest import finish, tiny
 from tests.contract.test_killed import DRIVER
 
@@ -497,6 +497,16 @@ def test_every_published_figure_is_with_its_row() -> None:
     for name, table in (("sensitivity", fedperfix.TABLE1), ("capability", fedpeft.TABLE3)):
         values = {(row, column.words): value for row, column, value, _, _ in rows_of(table)}
         assert {(c.row, c.column): c.published for c in STUDIES[name].paper} == values
+
+
+def test_a_row_of_another_method_drops_the_options_of_the_one_below() -> None:
+    below = {**method("fedv", lr=0.1, fedround=5), "data": {"name": "digits"}}
+    assert settings_of(below, method("fedvz"), {"method": {"init": "random"}}) == {
+        "data": {"name": "digits"},
+        "train": {"lr": 0.1},
+        "method": {"name": "fedvz", "init": "random"},
+    }
+    assert list(settings_of(below)) == ["data", "train", "method"]  # as an experiment file has them
 
 
 # Which grid, before anything runs, and mistakes.
