@@ -70,8 +70,9 @@ def run_rows(
     `local_of` names the row that the gains of another are measured against, if there is one.
     """
     for seed in rows[0].experiments:
-        for row in sorted(rows, key=lambda row: not row.is_local):
-            run, alone = run_of(folder, row, seed), local_of(row, seed)
+        against = {row.label: local_of(row, seed) for row in rows}
+        for row in sorted(rows, key=lambda row: not row.is_local or against[row.label] is not None):
+            run, alone = run_of(folder, row, seed), against[row.label]
             local = LocalBaseline.of(run_of(folder, alone, seed)) if alone else None
             steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local, workers=workers)
             on_start(row, seed, len(run.rounds))
