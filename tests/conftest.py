@@ -18,8 +18,9 @@ from fedvit.engine.worker import Worker, load_data
 from fedvit.runs.execute import run_rounds
 
 os.environ["FEDVIT_WORKERS"] = "1"  # tests run side by side already
+THREADS = int(os.environ.get("FEDVIT_TEST_THREADS", "1"))  # equal bits are promised for any number, the same all over
 
-TINY = {"patch_size": 4, "rounds": 2, "epochs": 1, "cohort": 2, "clients": 12, "batch": 32}
+TINY = {"patch_size": 4, "rounds": 2, "epochs": 1, "cohort": 2, "clients": 12, "batch": 32, "threads": THREADS}
 
 
 def tiny(label: str = "fedavg", sets: Mapping[str, Any] | None = None, **flags: Any) -> Experiment:
@@ -75,8 +76,8 @@ def same_trees(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> 
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_no_surprises(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
+def _few_threads_and_no_surprises(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(THREADS)
     for name in list(os.environ):
         if name.startswith("FEDVIT_") and name not in ("FEDVIT_DATA", "FEDVIT_WORKERS"):
             monkeypatch.delenv(name)
