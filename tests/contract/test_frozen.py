@@ -1,9 +1,10 @@
-"""What frozen layers make of an image is computed once, and no result shows it."""
+"""What frozen layers make of an image is computed once, and no result shows it but in how its sums round."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from fedvit.core.settings import ModelSettings
 from fedvit.engine import activation_cache, worker
@@ -12,13 +13,24 @@ from fedvit.methods import METHODS
 from fedvit.methods.tunes import make_tune, trainable_names
 from fedvit.models.build import build
 from fedvit.runs.execute import run_rounds
-from tests.conftest import Bench, finish, tiny
+from fedvit.runs.folder import Run
+from tests.conftest import Bench, almost, assert_close_trees, finish, tiny
 from tests.contract.test_every_plan import FEDERATED, IMPOSSIBLE, SETTINGS, weights
 
 DEEP = "blocks.3,head"  # of the four blocks of the default model
 NEVER = {"distrans", "fedfed", "fedfa"}  # learn in front of the network, or draw noise inside it
 PERSONAL_PARTS = {"fedperfix", "prefix_z", "prefix_r", "prompts", "adapters"}  # learn in every block
 FILES = ("rounds.jsonl", "clients.csv")
+
+
+def assert_close_runs(a: Path, b: Path) -> None:
+    """Equal up to rounding: images come in other batches."""
+    assert Run(a).rounds == almost(Run(b).rounds)
+    assert Run(a).clients == almost(Run(b).clients)
+    found, expected = ({name: load(blob) for name, blob in weights(folder).items()} for folder in (a, b))
+    assert found.keys() == expected.keys()
+    for name in found:
+        assert_close_trees(found[name], expected[name])
 
 
 def starts(label: str, tmp_path: Path) -> Start | None:
@@ -32,9 +44,7 @@ def test_every_method_ends_the_same_with_and_without_room_to_keep(method: str, t
     for megabytes in (0, 100):
         experiment = tiny(f"{method}+head", {**SETTINGS.get(method, {}), "run.cache_mb": megabytes}, cohort=3)
         runs[megabytes] = finish(experiment, tmp_path / str(megabytes))
-    for name in FILES:
-        assert (runs[0] / name).read_bytes() == (runs[100] / name).read_bytes(), name
-    assert weights(runs[0]) == weights(runs[100])
+    assert_close_runs(runs[0], runs[100])
     kept = starts(f"{method}+head", tmp_path / "bench")
     assert (kept is None) == (method in NEVER | PERSONAL_PARTS)
 
@@ -47,9 +57,7 @@ def test_starting_late_equals_the_whole_pass(label: str, tmp_path: Path, monkeyp
     monkeypatch.setattr(worker, "first_learned", lambda module, trainable: None)
     whole = finish(experiment, tmp_path / "whole")
     assert "is frozen" not in (whole / "log.txt").read_text()
-    for name in FILES:
-        assert (late / name).read_bytes() == (whole / name).read_bytes(), name
-    assert weights(late) == weights(whole)
+    assert_close_runs(late, whole)
 
 
 def test_frozen_layers_run_once_for_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +80,7 @@ def test_a_cache_without_room_for_all_gives_the_same(tmp_path: Path) -> None:
         full.module, full.start, full.images, full.inputs, full.settings, limit=10 * size + 1
     )
     for chosen in (torch.arange(7), torch.arange(3, 20), torch.tensor([5, 100, 2, 18]), torch.tensor([19])):
-        assert torch.equal(small(chosen), full(chosen))
+        torch.testing.assert_close(small(chosen), full(chosen), rtol=1e-4, atol=1e-5)  # in other batches
     assert small.used == small.room == 10
     assert small.megabytes * 1e6 == 10 * size
 
@@ -131,7 +139,7 @@ def test_where_the_pass_may_begin(name: str, tune: str, start: Start | None) -> 
         expected = model(x)
         activation_cache.accept_activations_(model, start)
         assert torch.equal(model(x), expected)
-        assert torch.equal(model(activations(model, start, x)), expected)
+        torch.testing.assert_close(model(activations(model, start, x)), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_before_the_start_is_seen() -> None:

@@ -26,7 +26,7 @@ from fedvit.runs.folder import Run
 from fedvit.split.messages import Message, pack, unpack
 from fedvit.split.plan import SplitPlan
 from fedvit.split.server import ServerSide
-from tests.conftest import Bench, finish, same_trees, tiny
+from tests.conftest import Bench, assert_close_trees, finish, same_trees, tiny
 from tests.unit.cli.test_command_line import call
 
 SPLIT = [name for name, plan in METHODS.items() if isinstance(plan(), SplitPlan)]
@@ -268,8 +268,7 @@ def test_splitfed_v1_is_fedavg_with_equal_weights_in_its_first_round(tmp_path: P
     (done,), _bench = trained("splitfed_v1", tmp_path, {"train.optimizer": "adam"}, rounds=1)
     plain = Bench(tiny("fedavg", {"train.optimizer": "adam", "weighting": "equal"}, rounds=1), tmp_path / "b")
     *_, last = federate(plain.net.plan, plain.server, plain.transport, plain.experiment, None, plain.test_samples)
-    for name, tensor in {**done.server.shared, **done.server.memory["average"]}.items():
-        assert torch.allclose(tensor, last.server.shared[name], atol=1e-4), name
+    assert_close_trees({**done.server.shared, **done.server.memory["average"]}, last.server.shared)
 
 
 def test_clients_that_drop_out_cost_nothing_and_stop_nothing(tmp_path: Path) -> None:
