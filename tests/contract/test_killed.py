@@ -1,13 +1,19 @@
 """Killed at any moment: a real process, a real SIGKILL, and the same bytes in the end."""
 
+import importlib
+import itertools
 import json
+import os
+import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedvit.cli.main import app
+from fedvit.engine.processes import context_for
 from fedvit.runs.folder import Run
 from tests.contract.test_every_plan import weights
 
@@ -40,50 +46,73 @@ MOMENTS = {
     "between rounds": ("fedvit.runs.execute", "append_line", 6),
     "after the last round": ("fedvit.runs.execute", "write_summary", 1),
 }
-DRIVER = """
-import importlib, os, signal, sys
-module, name, calls = sys.argv[1], sys.argv[2], int(sys.argv[3])
-if module != "none":
+
+
+def deadly(module: str, name: str, calls: int) -> None:
+    """Replace a function by one that kills its own process at this call."""
     owner = importlib.import_module(module)
-    whole, count = getattr(owner, name), 0
-    def deadly(*args, **kwargs):
-        global count
-        count += 1
-        if count == calls:
+    whole, count = getattr(owner, name), itertools.count(1)
+
+    def kill(*args: Any, **kwargs: Any) -> Any:
+        if next(count) == calls:
             if name == "write_bytes":  # leave half of the file behind
                 folder, file, blob = args
                 (folder / (file + ".partial")).write_bytes(blob[: len(blob) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(*args, **kwargs)
-    setattr(owner, name, deadly)
-from fedvit.cli.main import app
-app(sys.argv[4:])
-"""
+
+    setattr(owner, name, kill)
 
 
-def fedvit(
-    folder: Path, *extra: str, moment: tuple[str, str, int] = ("none", "none", 0)
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", DRIVER, *map(str, moment), "run", *FLAGS, "--out", str(folder), *extra]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def command(words: list[str], moment: tuple[str, str, int] | None, folder: Path) -> None:
+    """What a process does: a command of ours in this folder, killed at this moment."""
+    os.chdir(folder)
+    if moment:
+        deadly(*moment)
+    app(words)
+
+
+def started(words: list[str], moment: tuple[str, str, int] | None, folder: Path) -> Any:
+    """A command as a process of its own, from the one that has imported PyTorch already."""
+    process = context_for(["cpu"]).Process(target=command, args=(words, moment, folder))
+    process.start()
+    return process
+
+
+def fedvit(folder: Path, *extra: str, moment: tuple[str, str, int] | None = None) -> int:
+    process = started(["run", *FLAGS, "--out", str(folder), *extra], moment, folder.parent)
+    process.join()
+    return int(process.exitcode)
+
+
+def resumed(folder: Path, *extra: str) -> tuple[int, str]:
+    """Another process goes on, this one: its exit status and what it says."""
+    result = CliRunner().invoke(app, ["run", *FLAGS, "--out", str(folder), "--resume", *extra])
+    return result.exit_code, result.stderr
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole") / "run"
-    result = fedvit(folder)
-    assert result.returncode == 0, result.stderr
+    assert fedvit(folder) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def after_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed after its third checkpoint."""
+    folder = tmp_path_factory.mktemp("three") / "run"
+    assert fedvit(folder, moment=("fedvit.runs.execute", "save_checkpoint", 4)) == -signal.SIGKILL
     return folder
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_resumes_to_the_same_bytes(moment: str, uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    killed = fedvit(folder, moment=MOMENTS[moment])
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert fedvit(folder, moment=MOMENTS[moment]) == -signal.SIGKILL
     assert not Run(folder).finished
-    resumed = fedvit(folder, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    status, said = resumed(folder)
+    assert status == 0, said
     same_results(folder, uninterrupted)
 
 
@@ -95,10 +124,9 @@ def same_results(folder: Path, uninterrupted: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["server-000003.safetensors", "manifest-000003.json", "clients"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
-    victim: str, uninterrupted: Path, tmp_path: Path
+    victim: str, uninterrupted: Path, after_three: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "run"
-    assert fedvit(folder, moment=("fedvit.runs.execute", "save_checkpoint", 4)).returncode == -signal.SIGKILL
+    folder = shutil.copytree(after_three, tmp_path / "run")
     path = folder / "checkpoint" / victim
     if victim == "clients":
         manifest = json.loads((folder / "checkpoint" / "manifest-000003.json").read_text())
@@ -107,22 +135,21 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     blob = bytearray(path.read_bytes())
     blob[len(blob) // 2] ^= 0xFF
     path.write_bytes(blob if victim != "manifest-000003.json" else blob[: len(blob) // 2])
-    resumed = fedvit(folder, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
+    status, said = resumed(folder)
+    assert status == 0, said
     log = (folder / "log.txt").read_text()
     assert "manifest-000003.json is damaged" in log
     assert "resuming after round 2" in log
     same_results(folder, uninterrupted)
 
 
-def test_when_no_generation_is_whole_it_says_so(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert fedvit(folder, moment=MOMENTS["after the last round"]).returncode == -signal.SIGKILL
+def test_when_no_generation_is_whole_it_says_so(after_three: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(after_three, tmp_path / "run")
     for path in (folder / "checkpoint").glob("server-*"):
         path.write_bytes(b"")
-    resumed = fedvit(folder, "--resume")
-    assert resumed.returncode == 2
-    assert "no generation" in resumed.stderr
+    status, said = resumed(folder)
+    assert status == 2
+    assert "no generation" in said
 
 
 def test_the_checkpoint_keeps_two_generations_and_no_litter(uninterrupted: Path) -> None:
@@ -143,14 +170,14 @@ def test_the_checkpoint_keeps_two_generations_and_no_litter(uninterrupted: Path)
 def test_a_killed_run_may_be_extended_too(uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     killed = fedvit(folder, "--rounds", "3", moment=("fedvit.runs.execute", "save_checkpoint", 3))
-    assert killed.returncode == -signal.SIGKILL
-    assert fedvit(folder, "--resume", "--rounds", "4").returncode == 0
+    assert killed == -signal.SIGKILL
+    assert resumed(folder, "--rounds", "4")[0] == 0
     same_results(folder, uninterrupted)
 
 
 def test_a_larger_number_of_rounds_extends_a_run_to_the_same_bytes(uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert fedvit(folder, "--rounds", "2").returncode == 0
-    extended = fedvit(folder, "--resume", "--rounds", "4")
-    assert extended.returncode == 0, extended.stderr
+    assert fedvit(folder, "--rounds", "2") == 0
+    status, said = resumed(folder, "--rounds", "4")
+    assert status == 0, said
     same_results(folder, uninterrupted)

@@ -11,6 +11,7 @@ from fedvit.core.errors import UserError
 from fedvit.core.settings import RunSettings
 from fedvit.engine.pool import device_of
 from fedvit.engine.processes import FORKED, context_for
+from fedvit.models.build import MICRO
 from fedvit.runs.resume import warn_of_slow_bf16
 from tests.conftest import finish, tiny
 
@@ -23,7 +24,10 @@ def losses(folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("label", "compiles"), [("fedper", True), ("moon", False)]
 )  # MOON's loss looks inside the module
-def test_compiled_training_ends_where_plain_training_does(label: str, compiles: bool, tmp_path: Path) -> None:
+def test_compiled_training_ends_where_plain_training_does(
+    label: str, compiles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MICRO, "depth", 1)  # more blocks of the same kind are only compiled for longer
     torch._dynamo.utils.counters.clear()
     sets = {"optimizer": "sgd", "partition.name": "iid", "partition.min_samples": 8}
     flags = {"cohort": 1, "rounds": 1, "clients": 24, "samples": 24 * 20, "batch": 8}

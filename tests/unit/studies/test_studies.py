@@ -4,8 +4,6 @@ import io
 import json
 import logging
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -32,7 +30,7 @@ from fedvit.studies.measure import estimates
 from fedvit.studies.published import fedpeft, fedperfix
 from fedvit.studies.published.common import method, rows_of, settings_of
 from tests.conftest import finish, tiny
-from tests.contract.test_killed import DRIVER
+from tests.contract.test_killed import started
 
 ROOT = Path(__file__).parents[3]
 DOCS = (ROOT / "docs" / "studies.md").read_text()
@@ -376,18 +374,16 @@ def test_a_killed_study_ends_with_the_same_bytes(tmp_path: Path) -> None:
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in {**FEW, "rounds": 2}.items()]
     words = ["study", "designs", *flags, "--seeds", "0", "--out", "out", "--quiet"]
 
-    def start(folder: str, moment: tuple[str, str, int] = ("none", "none", 0)) -> subprocess.Popen[str]:
+    def start(folder: str, moment: tuple[str, str, int] | None = None) -> Any:
         (tmp_path / folder).mkdir(exist_ok=True)
-        command = [sys.executable, "-c", DRIVER, *map(str, moment), *words]
-        return subprocess.Popen(command, cwd=tmp_path / folder, stderr=subprocess.PIPE, text=True)
+        return started(words, moment, tmp_path / folder)
+
+    def ended(process: Any) -> int:
+        process.join()
+        return int(process.exitcode)
 
     whole = start("whole")
-    _, told = whole.communicate()
-    assert whole.returncode == 0, told
-
-    killed = start("killed", ("fedvit.core.plan", "descend", 6))
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
+    assert ended(start("killed", ("fedvit.core.plan", "descend", 6))) == -signal.SIGKILL
     out = tmp_path / "killed" / "out"
     assert not (out / "study.json").exists()
     assert 0 < len(list(out.rglob("summary.json"))) < 6
@@ -395,14 +391,12 @@ def test_a_killed_study_ends_with_the_same_bytes(tmp_path: Path) -> None:
     again, begin = start("killed"), time.monotonic()
     while len(list(out.rglob("summary.json"))) < 4 and time.monotonic() - begin < 120:
         time.sleep(0.02)
-    again.send_signal(signal.SIGKILL)
-    again.communicate()
-    assert again.returncode == -signal.SIGKILL
+    again.kill()
+    assert ended(again) == -signal.SIGKILL
     assert not (out / "study.json").exists()
 
-    last = start("killed")
-    _, told = last.communicate()
-    assert last.returncode == 0, told
+    assert ended(start("killed")) == 0
+    assert ended(whole) == 0
     for name in ("study.json", "study.png"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / "out" / name).read_bytes(), name
     for path in out.rglob("clients.csv"):
