@@ -17,7 +17,7 @@ from rich.table import Table
 from fedvit.config.load import load_experiment
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
-from fedvit.data.partition.records import ClientSplit, Split
+from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.engine.net import make_net
 from fedvit.engine.worker import Worker
 
@@ -65,7 +65,7 @@ def seconds_of(contestant: Callable[..., object], *work: Any) -> float:
     return time.perf_counter() - begin
 
 
-def generated(clients: int, images: int, test: int = 1, size: int = 32, classes: int = 10) -> tuple[Dataset, Split]:
+def generated(clients: int, images: int, test: int = 1, size: int = 32, classes: int = 10) -> tuple[Dataset, Partition]:
     """Noise images: arithmetic does not care what is on them."""
     rng = np.random.default_rng(0)
     total = clients * (images + test)
@@ -73,8 +73,8 @@ def generated(clients: int, images: int, test: int = 1, size: int = 32, classes:
     dataset = Dataset("generated", pixels, rng.integers(0, classes, total), tuple(map(str, range(classes))))
     parts = np.arange(total).reshape(clients, images + test)
     none = np.empty(0, dtype=np.int64)
-    split = {str(i): ClientSplit(part[:images], part[images:], none) for i, part in enumerate(parts)}
-    return dataset, Split(split, parts[:, images:].flatten())
+    split = {str(i): ClientPartition(part[:images], part[images:], none) for i, part in enumerate(parts)}
+    return dataset, Partition(split, parts[:, images:].flatten())
 
 
 def settings(label: str, sets: dict[str, Any] | None = None, **flags: Any) -> Experiment:

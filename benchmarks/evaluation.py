@@ -24,7 +24,7 @@ from fedvit.models.build import build
 
 def measure(label: str, clients: int, test: int, repeats: int) -> Result:
     worker = make_worker(settings(label, clients=clients, cohort=clients, threads=1), 1, test)
-    net, split = worker.net, worker.split
+    net, split = worker.net, worker.partition
     server = net.server(list(split.clients))
     sizes = {name: len(part.test) for name, part in split.clients.items()}
     everything = client_data(worker.images, worker.labels, net.classes, split.clients["0"])

@@ -36,7 +36,7 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 def ready(worker: Worker, round_: int) -> list[tuple[LocalSettings, Batches]]:
     """Every client's batches of a round."""
-    clients = [worker.client(name, round_, {}) for name in worker.split.clients]
+    clients = [worker.client(name, round_, {}) for name in worker.partition.clients]
     return [(c.settings, list(c.batches(c.settings.epochs, "train"))) for c in clients]
 
 
@@ -57,7 +57,7 @@ def measure(label: str, clients: int, images: int, threads: int, repeats: int) -
     begin = time.perf_counter()
     worker = make_worker(experiment, images)
     start_up = time.perf_counter() - begin
-    net, names = worker.net, list(worker.split.clients)
+    net, names = worker.net, list(worker.partition.clients)
     bare = build(experiment.model, net.classes, join_plugins(net.plan.build, net.tune.build), 0)
     for name, parameter in bare.named_parameters():
         parameter.requires_grad_(name in net.roles.trainable)

@@ -24,7 +24,7 @@ def seconds(label: str, megabytes: int, clients: int, images: int, rounds: int) 
     sets = {"run.cache_mb": megabytes}
     experiment = settings(label, sets, clients=clients, cohort=clients, threads=1, epochs=10)
     worker = make_worker(experiment, images)
-    names = list(worker.split.clients)
+    names = list(worker.partition.clients)
     with tempfile.TemporaryDirectory() as folder:
         transport = InProcess(worker, ClientStore(Path(folder), in_ram=True))
         server = worker.net.server(names)

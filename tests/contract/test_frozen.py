@@ -67,7 +67,7 @@ def test_frozen_layers_run_once_for_an_image(tmp_path: Path, monkeypatch: pytest
     experiment = tiny("fedper+head", clients=3, cohort=3, rounds=3, epochs=3)
     finish(experiment, tmp_path / "r")
     bench = Bench(experiment, tmp_path / "b")
-    images = sum(len(part.train) + len(part.test) for part in bench.worker.split.clients.values())
+    images = sum(len(part.train) + len(part.test) for part in bench.worker.partition.clients.values())
     assert images <= sum(computed) <= images + 10  # and a few to try whether it is equal
 
 

@@ -24,7 +24,7 @@ def ended(
     """The server after the run, and the bench with the clients' memories. `other` lends its split."""
     bench = Bench(tiny(label, sets, **flags), folder)
     if other is not None:
-        bench.worker.split = other.split
+        bench.worker.partition = other.split
     *_, last = federate(bench.net.plan, bench.server, bench.transport, bench.experiment, None, bench.test_samples)
     return last.server, bench
 

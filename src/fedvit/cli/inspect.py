@@ -98,10 +98,10 @@ def partition(
     as_json: Annotated[bool, typer.Option("--json", help="Images per client and class, as JSON.")] = False,
     **flags: Any,
 ) -> None:
-    """Who would own what: a split's table, picture or JSON; trains nothing."""
+    """Who would own what: a partition's table, picture or JSON; trains nothing."""
     with clear_errors(flags["debug"]):
         from fedvit.config.load import load_experiment, parse_sets
-        from fedvit.data.partition.split import split_counts
+        from fedvit.data.partition.split import partition_counts
         from fedvit.data.sources import load_dataset
         from fedvit.engine.worker import load_data
         from fedvit.report.tables import split_table
@@ -110,14 +110,14 @@ def partition(
             raise UserError(f"--out expects a .png, .svg or .pdf file in a folder that exists, found {picture}")
         experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
         dataset = load_dataset(experiment.data, None)
-        _, split = load_data(experiment, dataset)
-        counts = split_counts(dataset, split)
+        _, partition = load_data(experiment, dataset)
+        counts = partition_counts(dataset, partition)
         if picture is not None:
             from fedvit.report.plots import draw_split
 
             draw_split(counts, dataset.class_names, picture, f"{dataset.name}, {experiment.partition.name}")
         if as_json:
-            print_json({"hash": split.to_json()["hash"], "class_names": dataset.class_names, "clients": counts})
+            print_json({"hash": partition.to_json()["hash"], "class_names": dataset.class_names, "clients": counts})
         else:
             out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}"))
             if picture is not None:

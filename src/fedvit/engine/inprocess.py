@@ -21,7 +21,7 @@ class InProcess:
         self.pending: dict[str, Memory] = {}
 
     def clients(self) -> Sequence[str]:
-        return self.worker.split.seen
+        return self.worker.partition.seen
 
     def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
         for name, down in messages.items():

@@ -20,7 +20,7 @@ from fedvit.core.errors import UserError
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
-from fedvit.data.partition.records import Split
+from fedvit.data.partition.records import Partition
 from fedvit.engine.client_store import memory_from_bytes, memory_to_bytes
 from fedvit.engine.inprocess import InProcess
 from fedvit.engine.net import make_net
@@ -78,7 +78,7 @@ class WorkerPool:
         worker = inner.worker
         context = context_for(worker.experiment.run.devices)
         pictures = dataset.images if isinstance(dataset.images, np.memmap) else shared_array(dataset.images)
-        source = (worker.experiment, replace(dataset, images=EMPTY_IMAGE, labels=dataset.labels[:1]), worker.split)
+        source = (worker.experiment, replace(dataset, images=EMPTY_IMAGE, labels=dataset.labels[:1]), worker.partition)
         self.connections: list[Connection] = []
         self.processes = []
         self.rooms: dict[Connection, SharedBuffers] = {}
@@ -220,7 +220,7 @@ def _serve_tasks(
     connection: Connection,
     experiment: Experiment,
     empty: Dataset,
-    split: Split,
+    partition: Partition,
     images: Any,
     labels: Any,
     device: str,
@@ -240,7 +240,7 @@ def _serve_tasks(
                     dataset = replace(empty, images=open_map(images), labels=labels)
                     place = torch.device(device)
                     worker = Worker(
-                        experiment, make_net(experiment, dataset.classes, place), dataset, split, place, processes
+                        experiment, make_net(experiment, dataset.classes, place), dataset, partition, place, processes
                     )
                 if job.down is not None:
                     down = payload.from_bytes(rooms.down.take(job.down))

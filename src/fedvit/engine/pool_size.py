@@ -13,7 +13,7 @@ from fedvit.core.errors import UserError
 from fedvit.core.settings import Experiment
 from fedvit.core.training import eval_mode
 from fedvit.data.dataset import Dataset
-from fedvit.data.partition.records import Split
+from fedvit.data.partition.records import Partition
 from fedvit.engine.net import Net
 from fedvit.engine.system import cores, free_ram, free_shared_memory
 from fedvit.split.plan import SplitPlan
@@ -21,13 +21,15 @@ from fedvit.split.plan import SplitPlan
 log = logging.getLogger(__name__)
 
 
-def number_of_workers(wanted: int | None, experiment: Experiment, net: Net, dataset: Dataset, split: Split) -> int:
+def number_of_workers(
+    wanted: int | None, experiment: Experiment, net: Net, dataset: Dataset, partition: Partition
+) -> int:
     """How many processes share the clients' work: as many as asked for, else as cores, clients and memory allow."""
     run, plan = experiment.run, net.plan
     if isinstance(plan, SplitPlan) or plan.pooled:
         return 1
     in_memory = 0 if isinstance(dataset.images, np.memmap) else dataset.images.nbytes
-    message = max(tree.nbytes(net.shared), plan.dispatch(net.server(split.seen), split.seen[0]).nbytes)
+    message = max(tree.nbytes(net.shared), plan.dispatch(net.server(partition.seen), partition.seen[0]).nbytes)
     shared, each = free_shared_memory(), 2 * (message + net.memory_nbytes)  # there and back
     room = math.inf if shared is None else (0.8 * shared - in_memory) // max(1, each)
     if wanted is not None or len(run.devices) > 1:
@@ -39,7 +41,7 @@ def number_of_workers(wanted: int | None, experiment: Experiment, net: Net, data
                 "or --workers 1"
             )
         return count
-    cohort = len(split.seen) if plan.trains == "everyone" else experiment.train.cohort
+    cohort = len(partition.seen) if plan.trains == "everyone" else experiment.train.cohort
     on_cpu = run.devices[0] == "cpu"
     most = min(cores() // run.threads if on_cpu else device_count(run.devices), cohort or 1)
     if most <= 1:

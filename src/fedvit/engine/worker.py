@@ -19,7 +19,7 @@ from fedvit.core.settings import Experiment
 from fedvit.core.training import descend, holding
 from fedvit.core.tree import Tree
 from fedvit.data.dataset import Dataset, metrics_of, wants_auroc
-from fedvit.data.partition.records import ClientSplit, Split
+from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.data.partition.split import partition_dataset
 from fedvit.data.sources import load_dataset
 from fedvit.engine.activation_cache import (
@@ -41,7 +41,7 @@ def client_data(
     images: Tensor,
     labels: Tensor,
     classes: int,
-    part: ClientSplit,
+    part: ClientPartition,
     activations: Callable[[Tensor], Tensor] | None = None,
 ) -> ClientData:
     """Views into tensors that all clients share."""
@@ -59,7 +59,7 @@ def image_tensors(dataset: Dataset) -> tuple[Tensor, Tensor]:
 log = logging.getLogger(__name__)
 
 
-def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[Dataset, Split]:
+def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[Dataset, Partition]:
     """The data set, loaded unless given, and who owns what of it."""
     data, seed = experiment.data, experiment.run.seed
     if dataset is None:
@@ -78,11 +78,11 @@ class Worker:
         experiment: Experiment,
         net: Net,
         dataset: Dataset,
-        split: Split,
+        partition: Partition,
         device: torch.device,
         processes: int = 1,
     ):
-        self.experiment, self.net, self.split, self.device = experiment, net, split, device
+        self.experiment, self.net, self.partition, self.device = experiment, net, partition, device
         self.images, self.labels = image_tensors(dataset)
         self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset.classes)
         self.activations = self.frozen_activations(processes)
@@ -119,14 +119,14 @@ class Worker:
     @cached_property
     def tests_make_the_global_one(self) -> bool:
         """Whether the global test set is the clients' together; an area under a curve is no sum of parts even then."""
-        parts = [self.split.clients[name].test for name in self.split.seen]
-        return not self.auroc and np.array_equal(np.sort(np.concatenate(parts)), np.sort(self.split.global_test))
+        parts = [self.partition.clients[name].test for name in self.partition.seen]
+        return not self.auroc and np.array_equal(np.sort(np.concatenate(parts)), np.sort(self.partition.global_test))
 
     @cached_property
     def clients_score_the_server(self) -> bool:
         """Whether every client tests the server's very model, each on its own part of the global test set."""
         after = self.experiment.run.evaluate == "after"
-        return after and self.tests_make_the_global_one and self.net.clients_test_the_servers(self.split.seen)
+        return after and self.tests_make_the_global_one and self.net.clients_test_the_servers(self.partition.seen)
 
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
         """This client in this round, with the part of the model in its window."""
@@ -141,12 +141,12 @@ class Worker:
     def settings(self, round_: int) -> LocalSettings:
         return local_settings(self.experiment, round_, self.device)
 
-    def part(self, name: str) -> ClientSplit:
+    def part(self, name: str) -> ClientPartition:
         if name != POOLED:
-            return self.split.clients[name]
-        parts = [self.split.clients[client] for client in self.split.seen]
+            return self.partition.clients[name]
+        parts = [self.partition.clients[client] for client in self.partition.seen]
         train, val = (np.concatenate([getattr(part, kind) for part in parts]) for kind in ("train", "val"))
-        return ClientSplit(train, self.split.global_test, val)
+        return ClientPartition(train, self.partition.global_test, val)
 
     def train(self, name: str, down: Payload, memory: Memory) -> tuple[Payload, Memory]:
         """A client's part of a round: what it reports, and its memory afterwards."""
@@ -163,7 +163,7 @@ class Worker:
         client = self.client(name, int(down.scalars["round"]), dict(memory), window_of(down))
         scalars: dict[str, float] = {}
         views = dict(self.net.federated.views(client, down))
-        if name in self.split.unseen:
+        if name in self.partition.unseen:
             views["finetuned"] = descend(client, self.net.federated.merge(client, down), tag="finetune")
         elif self.experiment.run.before_after:
             views["before"] = self.net.federated.merge(client, down)
@@ -181,13 +181,13 @@ class Worker:
 
         Where the clients' `scores` are just that, they are summed instead of measured again.
         """
-        if scores is not None and self.clients_score_the_server and scores.keys() == set(self.split.seen):
+        if scores is not None and self.clients_score_the_server and scores.keys() == set(self.partition.seen):
             return pooled(scores)
         client, inputs = self.client(POOLED, round_, {}), self.net.inputs
         with holding(client, shared) as predict:
             if not self.tests_make_the_global_one:
                 return score(predict, client.data, client.data.test, inputs, self.device, auroc=self.auroc)
-            parts = {name: torch.from_numpy(self.split.clients[name].test) for name in self.split.seen}
+            parts = {name: torch.from_numpy(self.partition.clients[name].test) for name in self.partition.seen}
             return pooled(
                 {name: view_scores("personal", predict, replace(client.data, test=part, val=part[:0]), inputs,
                                    self.device, auroc=False) for name, part in parts.items()}

@@ -28,7 +28,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
-from fedvit.data.partition.records import Split
+from fedvit.data.partition.records import Partition
 from fedvit.engine.checkpoint import save_checkpoint
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.net import Net, make_net
@@ -78,7 +78,7 @@ class Site:
         self.policy, self.memories = policy or Policy(), SiteState(state / "states")
 
     @cached_property
-    def holdings(self) -> tuple[Dataset, Split]:
+    def holdings(self) -> tuple[Dataset, Partition]:
         """The site's images, divided as they would be in one process with all the others."""
         return load_data(self.experiment)
 
@@ -89,18 +89,18 @@ class Site:
 
     @cached_property
     def worker(self) -> Worker:
-        dataset, split = self.holdings
-        if self.name not in split.clients:
-            raise UserError(f"no client {self.name!r} in {dataset.name}; there are {', '.join(split.clients)}")
-        return Worker(self.experiment, self.net, dataset, split, torch.device(self.experiment.run.devices[0]))
+        dataset, partition = self.holdings
+        if self.name not in partition.clients:
+            raise UserError(f"no client {self.name!r} in {dataset.name}; there are {', '.join(partition.clients)}")
+        return Worker(self.experiment, self.net, dataset, partition, torch.device(self.experiment.run.devices[0]))
 
     # Answers.
 
     def hello(self) -> dict[str, Any]:
         """Who this is, what it would compute with, and how much it has. Its rules are asked first."""
         self.admit()
-        dataset, split = self.holdings
-        has = roster_of(dataset.labels, split)[self.name]
+        dataset, partition = self.holdings
+        has = roster_of(dataset.labels, partition)[self.name]
         agreed = common(self.experiment, self.net, dataset.class_names)
         return {"site": self.name, "train": has.train, "test": has.test, "classes": has.classes, "common": agreed}
 
@@ -143,12 +143,12 @@ class Site:
 
     def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> None:
         """A folder like that of a run in one process, with this one client."""
-        folder, (dataset, split) = self.state / "runs" / self.memories.folder_of(run).name, self.holdings
+        folder, (dataset, partition) = self.state / "runs" / self.memories.folder_of(run).name, self.holdings
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(self.experiment))
-        mine = replace(split, clients={self.name: split.clients[self.name]}, unseen=())
+        mine = replace(partition, clients={self.name: partition.clients[self.name]}, unseen=())
         about = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, mine)}
-        write_json(folder / "split.json", {**mine.to_json(), "hash": split.to_json()["hash"], **about})
+        write_json(folder / "split.json", {**mine.to_json(), "hash": partition.to_json()["hash"], **about})
         write_bytes(folder, RECEIVED, payload.to_bytes(down))
         store = ClientStore(folder / "checkpoint", in_ram=False)
         store.put(round_, {self.name: memory})

@@ -19,7 +19,7 @@ from fedvit.core.plan import Plan
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
-from fedvit.data.partition.records import Split
+from fedvit.data.partition.records import Partition
 from fedvit.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.inprocess import InProcess
@@ -67,32 +67,32 @@ def run_rounds(
     torch.set_num_threads(experiment.run.threads)
     device = torch.device(experiment.run.devices[0])
     with run_log() as log_to, ExitStack() as stack:
-        dataset, split = load_data(experiment, dataset)
+        dataset, partition = load_data(experiment, dataset)
         reading = time.perf_counter() - begin
         net = make_net(experiment, dataset.classes, device)
-        workers = number_of_workers(workers, experiment, net, dataset, split)
-        worker = Worker(experiment, net, dataset, split, device, workers + 1 if workers > 1 else 1)
-        store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(split.clients)))
-        counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
-        description = {**split.to_json(), **counts}
+        workers = number_of_workers(workers, experiment, net, dataset, partition)
+        worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
+        store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))
+        counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, partition)}
+        description = {**partition.to_json(), **counts}
         run = begin_run(
-            experiment, folder, net, store, split.seen, description, log_to, resume=resume, since=begin + reading
+            experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )
         inner = InProcess(worker, store)
         pool = stack.enter_context(WorkerPool(inner, dataset, workers)) if workers > 1 else None
         transport: Transport = pool or inner
-        test_samples = {name: len(split.clients[name].test) for name in split.seen}
+        test_samples = {name: len(partition.clients[name].test) for name in partition.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         if isinstance(net.plan, Plan):
             loop = federate(net.plan, run.server, transport, experiment, evaluate_server, test_samples)
         else:
             loop = federate_split(net, run.server, LocalClients(net, inner), experiment, test_samples)
-        roster = roster_of(worker.labels.numpy(), split)
+        roster = roster_of(worker.labels.numpy(), partition)
         server = run.server
         for done in run.record(_charge(loop, "data", reading), roster, worker.metrics, local):
             server = done.server
             yield done
-        unseen = _evaluate_unseen(Run(folder), net, server, inner, split) if split.unseen else None
+        unseen = _evaluate_unseen(Run(folder), net, server, inner, partition) if partition.unseen else None
         run.finish(local, unseen, pool.peak_mb if pool else 0.0)
 
 
@@ -218,15 +218,15 @@ def _fits_in_ram(net: Net, clients: int) -> bool:
     return False
 
 
-def _evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, split: Split) -> dict[str, Any]:
+def _evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, partition: Partition) -> dict[str, Any]:
     """Clients that never trained: as they are, and after one local training; unseen.csv and one line each view."""
     if isinstance(net.plan, Plan):
-        scores = evaluate(net.plan, dict.fromkeys(split.unseen, server), transport, server.round, Ledger())
+        scores = evaluate(net.plan, dict.fromkeys(partition.unseen, server), transport, server.round, Ledger())
     else:
         here, experiment = LocalClients(net, transport), transport.worker.experiment
-        scores, _ = evaluate_split(net, server, here, experiment, split.unseen, server.round)
-    write_unseen_csv(run.folder / "unseen.csv", split, scores, transport.worker.metrics)
-    return summarize(scores, {name: len(split.clients[name].test) for name in split.unseen})
+        scores, _ = evaluate_split(net, server, here, experiment, partition.unseen, server.round)
+    write_unseen_csv(run.folder / "unseen.csv", partition, scores, transport.worker.metrics)
+    return summarize(scores, {name: len(partition.clients[name].test) for name in partition.unseen})
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from fedvit.models.token_skipping import give_all_tokens_, skip_unread_tokens_
 from fedvit.models.width import FULL, Window
 from fedvit.runs.description import Description, Inputs, Parted, shared_options
 from fedvit.runs.folder import Run
-from fedvit.runs.write import check_same_split
+from fedvit.runs.write import check_same_partition
 from fedvit.split.messages import pack, unpack
 from fedvit.split.plan import SplitPlan, newer_average
 
@@ -71,7 +71,7 @@ class OpenedRun:
             )
         try:
             dataset, split = load_data(self.experiment, self.run.dataset)
-            check_same_split(self.run.folder, split.to_json())
+            check_same_partition(self.run.folder, split.to_json())
         except UserError as problem:
             raise UserError(f"{why}, and they cannot be had ({problem}); the server's model needs none") from problem
         return Worker(self.experiment, self.net, dataset, split, torch.device("cpu"))

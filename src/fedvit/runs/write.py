@@ -18,8 +18,8 @@ from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
-from fedvit.data.partition.records import Split
-from fedvit.data.partition.split import split_counts
+from fedvit.data.partition.records import Partition
+from fedvit.data.partition.split import partition_counts
 from fedvit.engine.cost import split_costs
 from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
@@ -43,7 +43,7 @@ Roster = Mapping[str, Holding]  # by client; all that a server needs to know of 
 def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, Any], *, resume: bool) -> None:
     """run.toml and split.json of a new run; the same data as before for one that goes on."""
     if resume:
-        check_same_split(folder, description)
+        check_same_partition(folder, description)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(experiment))
@@ -51,31 +51,31 @@ def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, 
     write_text(folder / "split.json", f"{text}\n")
 
 
-def roster_of(labels: NDArray[np.int64], split: Split) -> Roster:
+def roster_of(labels: NDArray[np.int64], partition: Partition) -> Roster:
     """How much every client has."""
     return {
         name: Holding(len(part.train), len(part.test), len(np.unique(labels[part.train])))
-        for name, part in split.clients.items()
+        for name, part in partition.clients.items()
     }
 
 
-def class_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, dict[str, int]]]:
+def class_counts(dataset: Dataset, partition: Partition) -> dict[str, dict[str, dict[str, int]]]:
     """For split.json: client -> part -> class number -> images, without zeros."""
-    counts = split_counts(dataset, split)
+    counts = partition_counts(dataset, partition)
     return {
         name: {part: {str(number): n for number, n in enumerate(images) if n} for part, images in parts.items()}
         for name, parts in counts.items()
     }
 
 
-def check_same_split(folder: Path, description: Mapping[str, Any]) -> None:
+def check_same_partition(folder: Path, description: Mapping[str, Any]) -> None:
     """A run continues on the images it began with."""
     saved = folder / "split.json"
     before = json.loads(saved.read_text()) if saved.is_file() else description
     at_sites = before.get("network") and description.get("network")  # who look after their images themselves
     if not at_sites and before.get("hash") != description["hash"]:
         raise UserError(
-            f"the data of {folder} has changed since the run began: its images would be split differently; "
+            f"the data of {folder} has changed since the run began: its images would be partition differently; "
             "restore the data, or give another --out"
         )
 
@@ -208,14 +208,14 @@ def _write_confusion_json(path: Path, scores: Scores) -> None:
     write_text(path, json.dumps(content) + "\n")
 
 
-def write_unseen_csv(path: Path, split: Split, scores: Scores, metrics: Sequence[str]) -> None:
+def write_unseen_csv(path: Path, partition: Partition, scores: Scores, metrics: Sequence[str]) -> None:
     """unseen.csv: the clients that never trained, by view."""
     columns = [f"{view}_{metric}" for view in view_names(scores) for metric in metrics]
     with replacing(path) as partial, partial.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(["client", "train_samples", "test_samples", *columns])
         for name, score in scores.items():
-            part = split.clients[name]
+            part = partition.clients[name]
             writer.writerow([name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)])
 
 

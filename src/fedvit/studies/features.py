@@ -81,8 +81,8 @@ def _server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple
 def _client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Compute features with every client's own model on its own test images."""
     opened = open_run(run)
-    for name in worker.split.seen:
-        mine = torch.from_numpy(worker.split.clients[name].test)
+    for name in worker.partition.seen:
+        mine = torch.from_numpy(worker.partition.clients[name].test)
         mine = mine[torch.isin(mine, shown)]
         if len(mine):
             data = replace(worker.client(name, 0, {}).data, activations=None)  # this model takes images only

@@ -6,7 +6,7 @@ import pytest
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings, PartitionSettings
 from fedvit.data.dataset import Dataset
-from fedvit.data.partition.records import Split
+from fedvit.data.partition.records import Partition
 from fedvit.data.partition.split import partition_dataset
 from fedvit.data.sources import load_dataset
 
@@ -15,12 +15,12 @@ DIGITS = load_dataset(DataSettings(), 8)
 
 def made(
     name: str, dataset: Dataset = DIGITS, seed: int = 0, batch: int = 8, val: float = 0.0, **settings: object
-) -> Split:
+) -> Partition:
     partition = PartitionSettings(name=name, **{"clients": 10, **settings})  # type: ignore[arg-type]
     return partition_dataset(dataset, partition, DataSettings(val=val), batch=batch, seed=seed)
 
 
-def everyone(whole: Split) -> np.ndarray:
+def everyone(whole: Partition) -> np.ndarray:
     return np.concatenate([np.concatenate([p.train, p.val, p.test]) for p in whole.clients.values()])
 
 

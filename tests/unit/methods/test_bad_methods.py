@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedvit.core.errors import UserError
-from fedvit.data.partition.records import ClientSplit, Split
+from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.data.partition.split import hold_out_probe
 from tests.unit.cli.test_command_line import call
 
@@ -39,7 +39,9 @@ def test_what_cannot_be_is_refused_with_what_can(case: str, tmp_path: Path) -> N
 def test_the_probe_that_is_advised_suits_the_smallest_client(share: float) -> None:
     nothing, labels = np.empty(0, dtype=np.int64), np.zeros(40, dtype=np.int64)
     sizes = {"large": 40, "small": 5, "middle": 10}  # a small share fails at the first client already
-    split = Split({name: ClientSplit(np.arange(size), nothing, nothing) for name, size in sizes.items()}, nothing)
+    split = Partition(
+        {name: ClientPartition(np.arange(size), nothing, nothing) for name, size in sizes.items()}, nothing
+    )
     with pytest.raises(UserError, match=r"choose 0\.2 to 0\.8,"):
         hold_out_probe(split, labels, share, 0)
     for advised in (0.2, 0.8):

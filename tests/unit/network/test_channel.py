@@ -27,7 +27,7 @@ from fedvit.core.metrics import METRICS, score_problem
 from fedvit.core.payload import Payload
 from fedvit.engine.net import make_net
 from fedvit.engine.split_loop import LocalClients, Loopback, federate_split, one_step, server_side
-from fedvit.methods import METHODS, plan_of
+from fedvit.methods import METHODS
 from fedvit.models.cuts import Parts
 from fedvit.network.grpc.channel import (
     Connection,
@@ -45,6 +45,7 @@ from fedvit.network.grpc.remote_clients import RemoteClients
 from fedvit.network.handshake import common, differences
 from fedvit.split.client import ClientSide
 from fedvit.split.messages import GIVEN_UP, Message, pack, unpack
+from fedvit.split.plan import SplitPlan
 from fedvit.split.server import ServerSide
 from tests.conftest import Bench, same_trees, tiny
 
@@ -150,7 +151,7 @@ def test_what_is_not_a_message_is_an_error_and_nothing_more(blob: bytes) -> None
 def test_who_comes_first_does_not_matter_and_the_lost_leave_nothing(method: str, tmp_path: Path) -> None:
     def trained(folder: str, arrivals: list[str], lost: str | None) -> tuple[dict[str, torch.Tensor], ...]:
         bench = Bench(tiny(method, {"server_lr": 0.01}), tmp_path / folder)
-        parts, cohort = Parts(bench.net.module, bench.net.plan.split.cut), ["0", "1", "2"]  # type: ignore[union-attr]
+        parts, cohort = Parts(bench.net.module, bench.net.split.cut), ["0", "1", "2"]
         side = server_side(bench.net, parts, bench.server, bench.experiment, 1, cohort)
         channel = Loopback(side)
         work = {
@@ -187,11 +188,11 @@ class Heard(Loopback):
 carried: list[bytes] = []
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if plan_of(tiny(name)).split is not None])
+@pytest.mark.parametrize("method", [name for name in METHODS if isinstance(METHODS[name](), SplitPlan)])
 def test_no_weight_of_a_client_is_in_its_messages(method: str, tmp_path: Path) -> None:
     carried.clear()
     bench = Bench(tiny(method), tmp_path)
-    parts = Parts(bench.net.module, bench.net.plan.split.cut)  # type: ignore[union-attr]
+    parts = Parts(bench.net.module, bench.net.split.cut)
     side = server_side(bench.net, parts, bench.server, bench.experiment, 1, ["0"])
     client = bench.worker.client("0", 1, {})
     work, channel = ClientSide(side.split, parts, client).requests(average=False), Heard(side)
@@ -207,7 +208,7 @@ def test_no_weight_of_a_client_is_in_its_messages(method: str, tmp_path: Path) -
 
 def test_a_turn_that_is_undone_leaves_body_and_optimiser_as_they_were(tmp_path: Path) -> None:
     bench = Bench(tiny("splitfed_v2"), tmp_path)
-    parts = Parts(bench.net.module, bench.net.plan.split.cut)  # type: ignore[union-attr]
+    parts = Parts(bench.net.module, bench.net.split.cut)
 
     def turns(*names: str) -> dict[str, torch.Tensor]:
         side = server_side(bench.net, parts, bench.server, bench.experiment, 1, ["0", "1", "2"])
@@ -227,7 +228,7 @@ def test_a_turn_that_is_undone_leaves_body_and_optimiser_as_they_were(tmp_path: 
 @pytest.fixture
 def checked(tmp_path: Path) -> tuple[Checks, ServerSide, Progress]:
     bench = Bench(tiny("fedv"), tmp_path)
-    parts = Parts(bench.net.module, bench.net.plan.split.cut)  # type: ignore[union-attr]
+    parts = Parts(bench.net.module, bench.net.split.cut)
     side = server_side(bench.net, parts, bench.server, bench.experiment, 1, ["c"])
     return Checks(bench.net, 32), side, Progress("train", 2, average=True)
 
@@ -371,7 +372,7 @@ def client_of(
 ) -> tuple[SplitClient, Callable[..., Any]]:
     experiment = tiny(method, {"data.samples": 240, **(sets or {})}, clients=3, cohort=3)
     bench, client = Bench(experiment, tmp_path), SplitClient(experiment, "0", tmp_path / "state")
-    parts = Parts(bench.net.module, bench.net.plan.split.cut)  # type: ignore[union-attr]
+    parts = Parts(bench.net.module, bench.net.split.cut)
 
     def answering(number: int, spoil: Callable[[Message], Message | None], average: Any = None) -> Answering:
         memory = {"average": average, "averaged": {"round": torch.tensor(number)}} if average else {}
@@ -525,7 +526,7 @@ def test_a_name_service_that_is_down_may_come_back(
 def remote(tmp_path: Path) -> tuple[RemoteClients, ServerSide]:
     """The server of clients 0 and 1, both of which have trained; nobody is connected."""
     bench = Bench(tiny("fedv"), tmp_path)
-    parts = Parts(bench.net.module, bench.net.plan.split.cut)  # type: ignore[union-attr]
+    parts = Parts(bench.net.module, bench.net.split.cut)
     listener: Any = SimpleNamespace(declined={}, sessions={}, events=queue.SimpleQueue())
     trained = {"0": 1, "1": 1}
     made = RemoteClients(

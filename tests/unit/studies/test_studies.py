@@ -4,6 +4,8 @@ import io
 import json
 import logging
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -14,7 +14,7 @@ from fedvit.data.dataset import Indices
 
 
 @dataclass(frozen=True)
-class ClientSplit:
+class ClientPartition:
     """The indices of one client's images."""
 
     train: Indices
@@ -30,10 +30,10 @@ class ClientSplit:
 
 
 @dataclass(frozen=True)
-class Split:
+class Partition:
     """Every client's images, the global test set, and the clients that never train."""
 
-    clients: Mapping[str, ClientSplit]
+    clients: Mapping[str, ClientPartition]
     global_test: Indices
     class_names: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedvit.core import randomness
 from fedvit.core.errors import UserError
 from fedvit.data.dataset import Dataset, Indices, Labels
-from fedvit.data.partition.records import ClientSplit, Request, Split
+from fedvit.data.partition.records import ClientPartition, Partition, Request
 
 MAX_REDRAWS = 10_000
 
@@ -19,7 +19,7 @@ MAX_REDRAWS = 10_000
 # Rules over the pooled data: each client's images are divided into train and test afterwards.
 
 
-def iid(dataset: Dataset, ask: Request) -> Split:
+def iid(dataset: Dataset, ask: Request) -> Partition:
     """Every client gets the same number of images at random."""
     if dataset.official_test is not None:
         train, test = _official(dataset, ask)
@@ -28,45 +28,45 @@ def iid(dataset: Dataset, ask: Request) -> Split:
     return _pooled(np.array_split(ask.generator.permutation(len(dataset)), ask.clients), ask)
 
 
-def dirichlet(dataset: Dataset, ask: Request) -> Split:
+def dirichlet(dataset: Dataset, ask: Request) -> Partition:
     """FedPerfix: train and test pooled, per class p ~ Dir(alpha), full clients get no more."""
     everything = np.arange(len(dataset))
     counts = _dirichlet_counts(dataset.labels, dataset.classes, ask)
     return _pooled(_deal(everything, dataset.labels, counts, ask.generator), ask)
 
 
-def _pooled(owned: Sequence[Indices], ask: Request) -> Split:
+def _pooled(owned: Sequence[Indices], ask: Request) -> Partition:
     """Train and test per client at random, not stratified; the global test set is the union."""
     clients = {}
     for number, indices in enumerate(owned):
         order = ask.generator.permutation(indices)
         cut = len(order) - max(1, round(len(order) * ask.test))
         clients[str(number)] = _client_split(order[:cut], order[cut:])
-    return Split(clients, _union_of_tests(clients))
+    return Partition(clients, _union_of_tests(clients))
 
 
-def _union_of_tests(clients: Mapping[str, ClientSplit]) -> Indices:
+def _union_of_tests(clients: Mapping[str, ClientPartition]) -> Indices:
     return np.sort(np.concatenate([part.test for part in clients.values()]))
 
 
 # Rules over domains and sites.
 
 
-def by_site(dataset: Dataset, ask: Request) -> Split:
+def by_site(dataset: Dataset, ask: Request) -> Partition:
     """Every owner's folder is a client, split without regard to the other owners: the same as at its own site."""
     groups = _groups_of(dataset)
     if ask.clients != len(dataset.group_names):
         raise UserError(
             f"there are {len(dataset.group_names)} sites, so --clients {ask.clients} cannot be: leave it out"
         )
-    clients: dict[str, ClientSplit] = {}
+    clients: dict[str, ClientPartition] = {}
     for number, name in enumerate(dataset.group_names):
         alone = replace(ask, generator=randomness.numpy_generator(ask.seed, "partition", name))
         clients |= _stratified_clients(dataset, {name: np.flatnonzero(groups == number)}, alone).clients
-    return Split(clients, _union_of_tests(clients))
+    return Partition(clients, _union_of_tests(clients))
 
 
-def by_domain(dataset: Dataset, ask: Request) -> Split:
+def by_domain(dataset: Dataset, ask: Request) -> Partition:
     """FedPerfix's Office-Home: the same number of clients in every domain, Dir(alpha) per class inside."""
     groups, domains = _groups_of(dataset), dataset.group_names
     each, rest = divmod(ask.clients, len(domains))
@@ -118,7 +118,7 @@ def _groups_of(dataset: Dataset) -> Labels:
     return dataset.groups
 
 
-def _stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Request) -> Split:
+def _stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Request) -> Partition:
     """The source's own train and test of every client, or a stratified share for testing."""
     clients = {}
     for name, indices in owned.items():
@@ -127,7 +127,7 @@ def _stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Req
             clients[name] = _client_split(indices[~test], indices[test])
         else:
             clients[name] = _client_split(*_stratified(dataset.labels, indices, ask))
-    return Split(clients, _union_of_tests(clients))
+    return Partition(clients, _union_of_tests(clients))
 
 
 def _stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices, Indices]:
@@ -144,14 +144,14 @@ def _stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices
 # Rules over the official training set: the global test set is the official one.
 
 
-def dirichlet_train(dataset: Dataset, ask: Request) -> Split:
+def dirichlet_train(dataset: Dataset, ask: Request) -> Partition:
     """FedPEFT: the training set by Dir(alpha) per class; test images in the client's class proportions."""
     train, test = _official(dataset, ask)
     counts = _dirichlet_counts(dataset.labels[train], dataset.classes, ask)
     return _by_shares(dataset, train, test, _normalised(counts), ask.generator)
 
 
-def pathological(dataset: Dataset, ask: Request) -> Split:
+def pathological(dataset: Dataset, ask: Request) -> Partition:
     """FedV: every client has `classes` classes, each class divided evenly over its owners."""
     per_client = ask.settings.classes
     if not 1 <= per_client <= dataset.classes:
@@ -161,7 +161,7 @@ def pathological(dataset: Dataset, ask: Request) -> Split:
     return _by_shares(dataset, train, test, _normalised(owners), ask.generator)
 
 
-def dh(dataset: Dataset, ask: Request) -> Split:
+def dh(dataset: Dataset, ask: Request) -> Partition:
     """PFedEdit: `level` percent of the classes are missing at each client; shares are nearly equal.
 
     Departs from its code: cuts are rounded on the cumulative share, so that no image is lost; it floors each share.
@@ -189,7 +189,7 @@ def _official(dataset: Dataset, ask: Request) -> tuple[Indices, Indices]:
 
 def _by_shares(
     dataset: Dataset, train: Indices, test: Indices, shares: NDArray[np.float64], generator: Generator
-) -> Split:
+) -> Partition:
     """Divide train and test of every class by the same shares (classes x clients)."""
     parts = []
     for indices in (train, test):
@@ -200,13 +200,13 @@ def _by_shares(
     return _train_only(parts, test)
 
 
-def _train_only(parts: Sequence[Sequence[Indices]], test: Indices) -> Split:
+def _train_only(parts: Sequence[Sequence[Indices]], test: Indices) -> Partition:
     clients = {str(i): _client_split(a, b) for i, (a, b) in enumerate(zip(*parts, strict=True))}
-    return Split(clients, test)
+    return Partition(clients, test)
 
 
-def _client_split(train: Indices, test: Indices) -> ClientSplit:
-    return ClientSplit(np.sort(train), np.sort(test), np.empty(0, dtype=np.int64))
+def _client_split(train: Indices, test: Indices) -> ClientPartition:
+    return ClientPartition(np.sort(train), np.sort(test), np.empty(0, dtype=np.int64))
 
 
 # Shared pieces.

@@ -9,13 +9,13 @@ from fedvit.core import randomness
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import DataSettings, PartitionSettings
 from fedvit.data.dataset import Dataset, Indices, Labels, keep_only, keep_samples
-from fedvit.data.partition.records import ClientSplit, Request, Split
+from fedvit.data.partition.records import ClientPartition, Partition, Request
 from fedvit.data.partition.rules import by_domain, by_site, dh, dirichlet, dirichlet_train, iid, pathological
 
 DEFAULT_CLIENTS = 24
 
 
-def split_counts(dataset: Dataset, split: Split) -> dict[str, dict[str, list[int]]]:
+def partition_counts(dataset: Dataset, split: Partition) -> dict[str, dict[str, list[int]]]:
     """Images of every class, for every client and part."""
     parts = list(split.clients.values())
 
@@ -43,9 +43,9 @@ def partition_dataset(
     batch: int,
     seed: int,
     probe: float = 0.0,
-) -> Split:
+) -> Partition:
     """Divide the data set over clients by the rule of this name; `probe` is the share a method holds out of train."""
-    rules: dict[str, Callable[[Dataset, Request], Split]] = {
+    rules: dict[str, Callable[[Dataset, Request], Partition]] = {
         "iid": iid,
         "dirichlet": dirichlet,
         "dirichlet_train": dirichlet_train,
@@ -88,10 +88,11 @@ def partition_dataset(
     return replace(result, class_names=dataset.class_names, unseen=unseen, source=whole.identity)
 
 
-def _renumbered(result: Split, kept: Indices) -> Split:
+def _renumbered(result: Partition, kept: Indices) -> Partition:
     """Indices into the kept images as indices into all of them."""
     clients = {
-        name: ClientSplit(kept[part.train], kept[part.test], kept[part.val]) for name, part in result.clients.items()
+        name: ClientPartition(kept[part.train], kept[part.test], kept[part.val])
+        for name, part in result.clients.items()
     }
     return replace(result, clients=clients, global_test=kept[result.global_test])
 
@@ -111,7 +112,7 @@ def _least_samples(settings: PartitionSettings, clients: int, total: int, enough
     return 2 if settings.name == "site" else max(2, int(min(enough, total / clients / 2)))
 
 
-def _hold_out_val(whole: Split, share: float, seed: int) -> Split:
+def _hold_out_val(whole: Partition, share: float, seed: int) -> Partition:
     """Take a share of every client's training images for choosing things; at least one, never all."""
     clients = {}
     for name, part in whole.clients.items():
@@ -123,7 +124,7 @@ def _hold_out_val(whole: Split, share: float, seed: int) -> Split:
     return replace(whole, clients=clients)
 
 
-def hold_out_probe(whole: Split, labels: Labels, share: float, seed: int) -> Split:
+def hold_out_probe(whole: Partition, labels: Labels, share: float, seed: int) -> Partition:
     """Take a share of every client's training images for a method's own choices, in the client's mix of classes."""
     clients = {}
     for name, part in whole.clients.items():

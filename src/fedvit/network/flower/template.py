@@ -11,7 +11,7 @@ from fedvit.config.resolve import to_tables
 from fedvit.core.errors import UserError
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset, wants_auroc
-from fedvit.data.partition.records import Split
+from fedvit.data.partition.records import Partition
 from fedvit.engine.worker import load_data
 from fedvit.network.site import Federation
 
@@ -113,11 +113,11 @@ def for_sites(experiment: Experiment, sites: Sequence[str], classes: Sequence[st
     return changed, Federation(tuple(sorted(sites)), tuple(classes))
 
 
-def for_trial(experiment: Experiment) -> tuple[Experiment, Federation, Dataset, Split]:
+def for_trial(experiment: Experiment) -> tuple[Experiment, Federation, Dataset, Partition]:
     """The experiment as it will run with one site per client of its own data, and that data."""
-    dataset, split = load_data(experiment)
-    if split.unseen:
+    dataset, partition = load_data(experiment)
+    if partition.unseen:
         raise UserError("data.unseen needs clients that never train, and over Flower every site does: leave it out")
     auroc = wants_auroc(experiment.data, dataset.classes)
     experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"auroc": auroc})})
-    return experiment, Federation(tuple(split.seen), dataset.class_names), dataset, split
+    return experiment, Federation(tuple(partition.seen), dataset.class_names), dataset, partition

@@ -95,7 +95,7 @@ def start_or_resume_trial(
 def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> Iterator[FollowedRound]:
     """`--engine flower`: a SuperLink and one SuperNode per client on loopback, and the rounds as they are finished."""
     need_flower()
-    experiment, federation, dataset, split = for_trial(experiment)
+    experiment, federation, dataset, partition = for_trial(experiment)
     net = make_net(experiment, dataset.classes, torch.device("cpu"))
     check_servable(experiment, net)
     folder = folder.resolve()
@@ -118,8 +118,8 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
         number = submit(trial, app, start)
         done = 0 if not resume else len(Run(folder).rounds)
         yield from follow(trial, processes, folder, number, done, old)
-    counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, split)}
-    write_json(folder / "split.json", {**split.to_json(), **counts, "network": True})
+    counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, partition)}
+    write_json(folder / "split.json", {**partition.to_json(), **counts, "network": True})
 
 
 def _at_once(sites: int) -> int:

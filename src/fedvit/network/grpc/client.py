@@ -17,7 +17,7 @@ from fedvit.core.metrics import view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
-from fedvit.data.partition.records import Split
+from fedvit.data.partition.records import Partition
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.worker import Worker, load_data
 from fedvit.models.cuts import Parts
@@ -226,7 +226,7 @@ class _CheckedChannel:
         return answer
 
 
-def site_data(experiment: Experiment, name: str, folder: Path, state: Path) -> tuple[Dataset, Split]:
+def site_data(experiment: Experiment, name: str, folder: Path, state: Path) -> tuple[Dataset, Partition]:
     """A folder of class folders as the one client of this name, divided as sites are."""
     data = experiment.data.model_copy(update={"cache": experiment.data.cache or state / "images", "unseen": 0})
     alone = experiment.model_copy(update={"data": data})
