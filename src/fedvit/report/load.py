@@ -3,17 +3,14 @@
 import csv
 import json
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedvit.core.errors import UserError
-from fedvit.core.files import read_json, read_lines
 from fedvit.report.statistics import DEEPEST, LOCAL, Record, Row, accuracy, test_images, text_of
-from fedvit.runs.execute import STARTED
-from fedvit.runs.folder import read_clients
+from fedvit.runs.folder import Run
 
 # From folders to rows.
 
@@ -21,7 +18,7 @@ from fedvit.runs.folder import read_clients
 def collect(folders: Sequence[Path]) -> list[list[Row]]:
     """The rows of all runs in these folders, in groups that divide the same data in the same way."""
     found = {path.resolve(): path for folder in folders for path in run_folders(folder)}
-    records = with_gains([read_rows(path) for path in found.values()])
+    records = with_gains([read_record(path) for path in found.values()])
     groups: dict[str, list[Record]] = {}
     for record in records:
         key: list[Any] = [record.tables["data"], record.tables["partition"]]
@@ -55,27 +52,27 @@ def comparison_order(folder: Path) -> dict[str, int]:
         return {}
 
 
-def read_rows(folder: Path) -> Record:
-    """All files of a run that a report shows. Files that an unfinished or an older run lacks are empty."""
+def read_record(folder: Path) -> Record:
+    """All that a report shows of a run. Whatever an unfinished or an older run lacks is empty."""
     try:
-        tables = tomllib.loads((folder / "run.toml").read_text())
+        run = Run(folder)
+        tables = run.settings
         versions = tables.pop("versions", {})
         seed_folder = re.fullmatch(r"seed\d+", folder.resolve().name)
         method, tune = str(tables["method"]["name"]), str(tables["tune"]["name"])
         label = folder.resolve().parent.name if seed_folder else method if tune == "full" else f"{method}+{tune}"
-        log = (folder / "log.txt").read_text(errors="replace") if (folder / "log.txt").is_file() else ""
-        commands = [line.split(STARTED, 1)[1].strip() for line in log.splitlines() if STARTED in line]
         record = Record(
             folder=folder,
             label=label,
             tables=tables,
             versions=versions,
-            summary=read_json(folder / "summary.json", None),
-            rounds=read_lines(folder / "rounds.jsonl"),
-            timings=read_lines(folder / "timings.jsonl"),
-            clients=read_clients(folder / "clients.csv") if (folder / "clients.csv").is_file() else [],
-            split=read_json(folder / "split.json", {}),
-            commands=list(dict.fromkeys(commands)),
+            summary=run.summary if run.finished else None,
+            rounds=run.rounds,
+            timings=run.timings,
+            clients=run.clients,
+            split=run.split,
+            confusion=run.confusion,
+            commands=run.commands,
         )
         gains = {row["client"]: row["gain"] for row in record.clients if row["gain"] is not None}
         _ = record.seed, record.planned, record.curve, record.phases, record.confusion.keys()  # damage is found here

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from fedvit.core.files import read_json
 from fedvit.runs.tracking import sent_in
 from fedvit.runs.write import nbytes_of_run, nbytes_per_client
 
@@ -22,7 +21,7 @@ Tables = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Record:
-    """One run's files. A run that is not finished has no summary."""
+    """A run as it was when the report read its folder. A run that has not finished has no summary."""
 
     folder: Path
     label: str
@@ -33,6 +32,7 @@ class Record:
     timings: Sequence[Mapping[str, Any]]
     clients: Sequence[Mapping[str, Any]]
     split: Mapping[str, Any]
+    confusion: Mapping[str, Sequence[Sequence[int]]]
     commands: Sequence[str]
     gains: Mapping[str, float] = field(default_factory=dict)  # over Local, by client
 
@@ -70,12 +70,6 @@ class Record:
             if row["views"]:
                 points[row["round"]] = (row["views"]["personal"]["mean"], sent)
         return points
-
-    @cached_property
-    def confusion(self) -> Mapping[str, Sequence[Sequence[int]]]:
-        """Client -> [class, predicted class, images]; empty where the run did not write it down."""
-        found: dict[str, list[list[int]]] = read_json(self.folder / "confusion.json", {})
-        return found
 
     @cached_property
     def phases(self) -> dict[str, float]:

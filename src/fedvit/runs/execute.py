@@ -32,7 +32,7 @@ from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_spli
 from fedvit.engine.system import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.engine.transport import Transport
 from fedvit.engine.worker import Worker, load_data
-from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.folder import STARTED, LocalBaseline, Run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
 from fedvit.runs.write import (
     Roster,
@@ -46,7 +46,6 @@ from fedvit.runs.write import (
 )
 
 log = logging.getLogger(__name__)
-STARTED = "started by:"  # in log.txt, before the command
 
 
 def run_rounds(

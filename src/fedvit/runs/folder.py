@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,11 @@ from torch import nn
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import resolve
 from fedvit.core.errors import UserError
-from fedvit.core.files import read_lines
+from fedvit.core.files import read_json, read_lines
 from fedvit.core.settings import Experiment, FromPython
 from fedvit.data.dataset import Dataset
+
+STARTED = "started by:"  # in log.txt, before the command
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,50 @@ class Run:
         return resolve(tables, groups, self.own)
 
     @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """run.toml as it was written: every table, and the versions the run was made with."""
+        return tomllib.loads((self.folder / "run.toml").read_text())
+
+    @property
     def summary(self) -> dict[str, Any]:
+        """summary.json, which is there once the run has finished."""
         result: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return result
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """rounds.jsonl, one dictionary a round."""
+        """rounds.jsonl, one dictionary per round."""
         return read_lines(self.folder / "rounds.jsonl")
 
     @property
     def timings(self) -> list[dict[str, Any]]:
-        """timings.jsonl, one dictionary a round."""
+        """timings.jsonl, one dictionary per round."""
         return read_lines(self.folder / "timings.jsonl")
 
     @property
     def clients(self) -> list[dict[str, Any]]:
-        """clients.csv, one dictionary a client."""
-        return read_clients(self.folder / "clients.csv")
+        """clients.csv, one dictionary per client; empty before the first evaluation."""
+        path = self.folder / "clients.csv"
+        return read_clients(path) if path.is_file() else []
+
+    @property
+    def split(self) -> dict[str, Any]:
+        """split.json: which client owns which images, and the names of the classes."""
+        found: dict[str, Any] = read_json(self.folder / "split.json", {})
+        return found
+
+    @property
+    def confusion(self) -> dict[str, list[list[int]]]:
+        """confusion.json: for each client, [class, predicted class, images]; empty if the run did not write it."""
+        found: dict[str, list[list[int]]] = read_json(self.folder / "confusion.json", {})
+        return found
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that started and continued the run, from its log, each once."""
+        path = self.folder / "log.txt"
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+        return list(dict.fromkeys(line.split(STARTED, 1)[1].strip() for line in lines if STARTED in line))
 
     def model(self, client: str) -> nn.Module:
         """The client's own model after the last round, plugins included, ready to predict.

@@ -476,7 +476,7 @@ def test_all_that_our_server_sends_can_be_used(method: str, wire: str, tmp_path:
 
 def test_a_client_that_was_connected_waits_for_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client, _ = client_of("fedv", tmp_path)
-    monkeypatch.setattr(client, "PAUSE", 0)
+    monkeypatch.setattr("fedvit.network.grpc.client.PAUSE", 0)
     taken = TakenError("a client named '0' is connected already")
     script: list[bool | Exception] = []
 

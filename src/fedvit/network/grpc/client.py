@@ -28,7 +28,8 @@ from fedvit.network.handshake import common
 from fedvit.network.policy import Policy
 from fedvit.network.site import own_experiment
 from fedvit.network.site_state import SiteState
-from fedvit.runs.execute import STARTED, run_log, starting_command
+from fedvit.runs.execute import run_log, starting_command
+from fedvit.runs.folder import STARTED
 from fedvit.split.client import ClientSide
 from fedvit.split.messages import GIVEN_UP, Channel, Message
 from fedvit.split.plan import SplitPlan
