@@ -1,4 +1,4 @@
-"""From uint8 images in memory to normalised batches, as whole tensors."""
+"""Convert uint8 images in memory to normalized batches, with operations on whole tensors."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Augment = Literal["none", "flip", "crop"]  # crop also flips
 
 @dataclass(frozen=True)
 class InputSettings:
-    """What the model wants its images to be."""
+    """The size and normalization that the model expects of its images."""
 
     size: int
     mean: tuple[float, float, float]
@@ -23,20 +23,20 @@ class InputSettings:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's images: views by index into the one array of the data set."""
+    """One client's images, as indices into the single image array of the dataset."""
 
-    images: Tensor  # (samples of the whole data set, height, width, 1 or 3) uint8
+    images: Tensor  # (samples of the whole dataset, height, width, 1 or 3) uint8
     labels: Tensor
     train: Tensor
     val: Tensor
     test: Tensor
-    probe: Tensor  # held out of train where the method asks for it
+    probe: Tensor  # held out of train if the method asks for it
     classes: int
-    activations: Callable[[Tensor], Tensor] | None = None  # by index, in place of images where the model takes them
+    activations: Callable[[Tensor], Tensor] | None = None  # by index; replace the images if the model takes them
 
     @property
     def class_counts(self) -> Tensor:
-        """Training images of each class."""
+        """The number of training images of each class."""
         return torch.bincount(self.labels[self.train], minlength=self.classes)
 
 
@@ -49,7 +49,7 @@ def image_batches(
     augment: Augment = "none",
     generator: torch.Generator | None = None,
 ) -> Iterator[Batch]:
-    """The images of `order` in batches, or their activations; the last batch may be smaller."""
+    """Yield the images of `order`, or their activations, in batches; the last batch may be smaller."""
     for chosen in torch.split(order, size):
         if data.activations is not None and augment == "none":
             yield data.activations(chosen), data.labels[chosen].to(device, non_blocking=True)
@@ -67,7 +67,7 @@ def image_batches(
 
 
 def crop(images: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Shift every image by up to an eighth of its size, black outside (CIFAR's padding of 4)."""
+    """Shift every image by up to an eighth of its size and fill the border with black (CIFAR's padding of 4)."""
     count, height, width, _ = images.shape
     pad = max(1, height // 8)
     padded = F.pad(images, (0, 0, pad, pad, pad, pad))
@@ -77,9 +77,9 @@ def crop(images: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 def prepare(images: Tensor, inputs: InputSettings, *, as_bytes: bool = False) -> Tensor:
-    """uint8 (batch, height, width, 1 or 3) to normalised float (batch, 3, size, size); grey becomes colour.
+    """Convert uint8 (batch, height, width, 1 or 3) to normalized float (batch, 3, size, size); gray becomes color.
 
-    `as_bytes` resizes in whole grey levels, as PIL does: on a CPU ten times quicker, and at most one level off.
+    `as_bytes` resizes in whole gray levels, as PIL does: ten times faster on a CPU, and off by at most one level.
     """
     x = images.permute(0, 3, 1, 2)
     if x.shape[-2:] != (inputs.size, inputs.size):
@@ -91,7 +91,7 @@ def prepare(images: Tensor, inputs: InputSettings, *, as_bytes: bool = False) ->
     if x.shape[1] == 1:
         x = x.expand(-1, 3, -1, -1).contiguous()
         x.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))
-    else:  # channels lie side by side in memory: as long rows of pixels, because a row of three would be slow
+    else:  # channels are adjacent in memory: normalize long rows of pixels, because rows of three would be slow
         x = x.contiguous(memory_format=torch.channels_last)
         x.permute(0, 2, 3, 1).flatten(2).sub_(mean.repeat(inputs.size)).div_(std.repeat(inputs.size))
     return x

@@ -1,4 +1,4 @@
-"""The client as a method sees it: all that a method may touch on the client's side."""
+"""The client as a method sees it: everything that a method may touch on the client's side."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ from fedvit.core.tree import Tree
 
 CPU = torch.device("cpu")
 Memory = dict[str, Tree | float]  # named trees and numbers that never leave the client
-Predictor = Callable[[Tensor], Tensor]  # images to logits
+Predictor = Callable[[Tensor], Tensor]  # from images to logits
 
 
 @dataclass(frozen=True)
@@ -35,32 +35,32 @@ class LocalSettings:
     seed: int = 0
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Mixed precision around a forward pass, or nothing."""
+        """Return a context with mixed precision for a forward pass; it has no effect in fp32."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
 @dataclass
 class Client:
-    """One client in one round. Trees hold trainable weights only; frozen ones live in the module."""
+    """One client in one round. Trees hold only trainable weights; the frozen ones stay in the module."""
 
     id: str
     round: int
     roles: Roles
-    initial: Tree  # trainable weights before round 1, the same at every client
+    initial: Tree  # trainable weights before round 1, the same for every client
     frozen: Tree
     data: ClientData
     memory: Memory
     settings: LocalSettings
-    module: nn.Module  # the worker's one model
+    module: nn.Module  # the worker's only model
     inputs: InputSettings
     live: Tree  # the module's own tensors by name, for `training` to write into
-    compiled: Callable[[Tensor], Tensor] | None = None  # the module as torch.compile has made it, for training
-    rate: float = 1.0  # the share of the whole model's width that this client trains
-    scalars: dict[str, float] = field(default_factory=dict)  # reported beside the weights: loss
-    scratch: dict[str, Tree] = field(default_factory=dict)  # from merge to local to report, gone after the round
+    compiled: Callable[[Tensor], Tensor] | None = None  # the module compiled with torch.compile, for training
+    rate: float = 1.0  # the fraction of the full model's width that this client trains
+    scalars: dict[str, float] = field(default_factory=dict)  # reported alongside the weights, such as the loss
+    scratch: dict[str, Tree] = field(default_factory=dict)  # passed from merge to local to report, then discarded
 
     def net(self, tree: Tree) -> Predictor:
-        """The model with these weights, in the mode the module is in; several may be alive at once."""
+        """Return the model with these weights, in the module's current mode; several may be in use at once."""
         placed = {name: tensor.to(self.settings.device, non_blocking=True) for name, tensor in tree.items()}
 
         def predict(x: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class Client:
         return predict
 
     def batches(self, epochs: int, tag: str, size: int | None = None) -> Iterator[Batch]:
-        """Shuffled training batches of this many passes over the client's training images."""
+        """Yield shuffled batches for this many passes over the client's training images."""
         generator = self.rng(tag)
         for _ in range(epochs):
             order = self.data.train[torch.randperm(len(self.data.train), generator=generator)]
@@ -79,15 +79,15 @@ class Client:
             yield from image_batches(self.data, order, size or s.batch, self.inputs, s.device, s.augment, generator)
 
     def rng(self, tag: str) -> torch.Generator:
-        """A generator keyed by (seed, round, client, tag)."""
+        """Return a generator keyed by (seed, round, client, tag)."""
         return randomness.generator(self.settings.seed, self.round, self.id, tag)
 
     def personal(self) -> Tree:
-        """The client's own weights: from memory, or the initial ones before it ever trained."""
+        """Return the client's own weights from memory, or the initial ones if it has never trained."""
         kept = self.memory.get("personal")
         return kept if isinstance(kept, dict) else {name: self.initial[name] for name in self.roles.personal}
 
     def recall(self, key: str) -> Tree:
-        """A tree of the client's memory, or the initial weights where it has none of this name yet."""
+        """Return a tree from the client's memory, or the initial weights if there is none of this name yet."""
         kept = self.memory.get(key)
         return kept if isinstance(kept, dict) else self.initial

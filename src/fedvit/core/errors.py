@@ -1,24 +1,24 @@
-"""The one error that is a user's mistake: shown without a traceback, exit status 2."""
+"""Errors for a user's mistake: they are shown without a traceback and end with exit status 2."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Says what was expected, what was found and what to do."""
+    """A user's mistake; the message says what was expected, what was found and what to do."""
 
 
 class PublicError(UserError):
-    """A mistake whose words tell nothing of a site's files or images: they may be shown at the server."""
+    """A mistake whose message reveals nothing about a site's files or images, so the server may show it."""
 
 
 def hint(word: str, valid: Iterable[str]) -> str:
-    """The nearest valid word, if one is near."""
+    """Suggest the closest valid word, if one is close."""
     close = difflib.get_close_matches(word, sorted(valid), n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """`word` against the valid ones: the nearest, and the whole list."""
+    """Suggest the closest valid word, if one is close, and list all valid ones."""
     names = sorted(valid)
     return f"{hint(word, names)}valid: {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: atomic writes, strict JSON and lines that survive a kill."""
+"""Write files completely or not at all: atomic writes, strict JSON and lines that survive a kill."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from fedvit.core.errors import UserError
 
 
 def strict_json(content: Any, indent: int | None = None) -> str:
-    """JSON that every reader takes: what is not a finite number becomes null."""
+    """Encode JSON that every reader accepts: a number that is not finite becomes null."""
     return json.dumps(finite(content), indent=indent, allow_nan=False)
 
 
@@ -26,7 +26,7 @@ def finite(content: Any) -> Any:
 
 
 def append_line(path: Path, row: Mapping[str, Any], *, sync: bool = True) -> None:
-    """One JSON object a line, on disk before the checkpoint that counts on it; `sync=False` where none does."""
+    """Append one JSON object as a line, on disk before the checkpoint that relies on it; `sync=False` if none does."""
     with path.open("a") as stream:
         stream.write(strict_json(row) + "\n")
         if sync:
@@ -35,7 +35,7 @@ def append_line(path: Path, row: Mapping[str, Any], *, sync: bool = True) -> Non
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; a line that a kill cut short is not one."""
+    """Read all complete lines and ignore a line that a kill cut short."""
     rows = []
     if path.is_file():
         for line in path.read_text().splitlines():
@@ -52,7 +52,7 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A partial file to write to, which gets its name when the block ends: readers see the old file or the new one."""
+    """Yield a partial file and rename it when the block ends, so that readers see the old file or the new one."""
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
@@ -62,20 +62,20 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, errors: str | None = None) -> None:
-    """Write a text file as a whole."""
+    """Write a text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors=errors)
 
 
 class Version(TypedDict):
-    """One file of a checkpoint and the hash that proves it whole."""
+    """One file of a checkpoint, and the hash that proves it complete."""
 
     file: str  # relative to the checkpoint's folder
     sha256: str
 
 
 def write_bytes(folder: Path, file: str, blob: bytes) -> Version:
-    """Write a file as a whole, and wait until it is on disk."""
+    """Write a file atomically, and wait until it is on disk."""
     path = folder / file
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as partial, partial.open("wb") as stream:

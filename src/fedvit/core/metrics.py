@@ -1,4 +1,4 @@
-"""From predictors to per-client metrics, and from clients to one line."""
+"""Compute per-client metrics from predictors, and summarize them over clients."""
 
 import math
 import sys
@@ -16,23 +16,23 @@ from fedvit.core.client import Predictor
 
 EVALUATION_BATCH = 256
 METRICS = ("accuracy", "balanced_accuracy", "loss")
-AUROC = "auroc"  # one more metric where it is wanted, missing where it is undefined
-CONFUSION = "confusion"  # beside the metrics of view personal: confusion_<class>_<predicted class>
+AUROC = "auroc"  # an optional metric, missing where it is undefined
+CONFUSION = "confusion"  # added to the metrics of view personal: confusion_<class>_<predicted class>
 LARGEST = sys.float_info.max
-RANGES = {  # of each score; beyond them, or not a number, nothing can be reckoned with it
+RANGES = {  # of each score; no result can be computed from a value outside its range or from NaN
     "accuracy": (0, 100),
     "balanced_accuracy": (0, 100),
     "val_accuracy": (0, 100),
     "loss": (-LARGEST, LARGEST),
     AUROC: (0, 1),
 }
-MOST_IMAGES = 10**9  # in one cell of a confusion
+MOST_IMAGES = 10**9  # in one cell of a confusion matrix
 
 
 def view_scores(
     view: str, predict: Predictor, data: ClientData, inputs: InputSettings, device: torch.device, *, auroc: bool
 ) -> dict[str, float]:
-    """A client's scores under one view, by "<view>_<metric>": on its test images, and on val where it has some."""
+    """Return a client's scores in one view by "<view>_<metric>": on its test images, and on val if it has any."""
     found = score(predict, data, data.test, inputs, device, auroc=auroc, confusion=view == "personal")
     if len(data.val):
         found["val_accuracy"] = score(predict, data, data.val, inputs, device)["accuracy"]
@@ -50,9 +50,9 @@ def score(
     auroc: bool = False,
     confusion: bool = False,
 ) -> dict[str, float]:
-    """Accuracy and balanced accuracy in percent, and mean loss, on these images; AUROC and confusion on request.
+    """Return accuracy and balanced accuracy in percent, and the mean loss, on these images.
 
-    Balanced accuracy is the mean recall over the classes that are present.
+    Balanced accuracy is the mean recall over the classes that are present. AUROC and the confusion matrix are optional.
     """
     loss, chosen, labels, outputs = 0.0, [], [], []
     for x, y in image_batches(data, indices, EVALUATION_BATCH, inputs, device):
@@ -83,9 +83,9 @@ def score(
 
 
 def area_under_roc(logits: Tensor, labels: Tensor) -> float | None:
-    """AUROC of the softmax scores, from 0 to 1; the mean of each class against the rest where there are more than two.
+    """Return the AUROC of the softmax scores, from 0 to 1; with more than two classes, the one-vs-rest mean.
 
-    The mean is over the classes that are present. With one class it is undefined: None.
+    The mean is over the classes that are present. If only one class is present, AUROC is undefined: None.
     """
     present = np.unique(labels.numpy()).tolist()
     if len(present) < 2 or not logits.isfinite().all():
@@ -97,9 +97,9 @@ def area_under_roc(logits: Tensor, labels: Tensor) -> float | None:
 
 
 def _ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
-    """The chance that a positive scores above a negative, ties counting half: the area under the ROC curve.
+    """Return the chance that a positive scores above a negative, ties counting half: the area under the ROC curve.
 
-    Equal to scikit-learn's roc_auc_score, whose import alone takes longer than a small run's evaluation.
+    This equals scikit-learn's roc_auc_score, whose import alone takes longer than the evaluation of a small run.
     """
     _, place, times = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(times) - (times - 1) / 2)[place]
@@ -109,9 +109,9 @@ def _ranked_above(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> f
 
 
 def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
-    """What is wrong with scores that came over a network, in words without any of their values; None where nothing is.
+    """Describe what is wrong with scores from a network without quoting any value; return None if nothing is wrong.
 
-    An infinite loss is refused too: the mean over clients would be lost with it.
+    An infinite loss is rejected too, because it would make the mean over clients useless.
     """
     views = {key.removesuffix("_balanced_accuracy") for key in scores if key.endswith("_balanced_accuracy")}
     missing = [f"{view}_{m}" for view in sorted({"personal", *views}) for m in METRICS if f"{view}_{m}" not in scores]
@@ -132,19 +132,19 @@ def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
 
 
 def _is_cell(name: str, classes: int) -> bool:
-    """Whether this is the name of a count in a confusion of so many classes."""
+    """Return whether this names a count in a confusion matrix of `classes` classes."""
     start = f"personal_{CONFUSION}_"
     cell = name.removeprefix(start).split("_") if name.startswith(start) else []
     return len(cell) == 2 and all(_is_class(text, classes) for text in cell)
 
 
 def _is_class(text: str, classes: int) -> bool:
-    """A class's number as we write it."""
+    """Return whether this is a class number in the form in which we write it."""
     return text.isascii() and text.isdecimal() and len(text) < 9 and text == str(int(text)) and int(text) < classes
 
 
 def pooled(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The score of one model on all clients' images together, from the counts and losses of each."""
+    """Score one model on the images of all clients together, from each client's counts and loss."""
     start = f"personal_{CONFUSION}_"
     hits, counts, loss = Counter[str](), Counter[str](), 0.0
     for score in scores.values():
@@ -165,7 +165,7 @@ def pooled(scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def over_clients(accuracies: Sequence[float], test_samples: Sequence[int]) -> dict[str, float]:
-    """Mean, population deviation, mean over samples, and the means of the worst and best tenth of the clients."""
+    """Return mean, population standard deviation, sample-weighted mean, and the means of the worst and best decile."""
     values = np.asarray(accuracies, dtype=np.float64)
     tenth = math.ceil(len(values) / 10)
     ordered = np.sort(values)

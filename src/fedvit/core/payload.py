@@ -1,4 +1,4 @@
-"""What crosses between server and client, and nothing else does."""
+"""The payloads that cross between server and client; nothing else does."""
 
 import json
 import math
@@ -11,19 +11,18 @@ import torch
 from fedvit.core import tree
 from fedvit.core.tree import Tree
 
-SEPARATOR = "/"  # group/name; parameter names have no slash
+SEPARATOR = "/"  # group/name; parameter names contain no slash
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
-EMPTY = "empty"  # in the metadata: the groups without tensors
+EMPTY = "empty"  # metadata key that lists the groups without tensors
 LONGEST_HEADER = 16_000_000
-ALIGNED = 16  # bytes; where the first tensor begins
+ALIGNED = 16  # the first tensor starts at a multiple of this many bytes
 
-with (
-    warnings.catch_warnings()
-):  # torch says once in a process that tensors over bytes cannot be written into; ours are not
+# torch warns once per process that tensors over bytes are not writable; we never write to ours.
+with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.frombuffer(b"0", dtype=torch.uint8)
 
@@ -37,26 +36,26 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Tensor bytes; framing and scalars are not counted."""
+        """The size of the tensors; framing and scalars are not counted."""
         return sum(tree.nbytes(group) for group in self.trees.values())
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer, and why, in words that may leave the client."""
+    """A client that did not answer, and why; the reason is worded so that it may leave the client."""
 
     reason: str
 
 
 def to_bytes(payload: Payload) -> bytes:
-    """A payload as safetensors, with its numbers in the header."""
+    """Serialize a payload as safetensors, with its numbers in the header."""
     return frame(payload.trees, {"numbers": json.dumps(dict(payload.scalars))})
 
 
 def from_bytes(blob: bytes, *, copy: bool = False) -> Payload:
-    """The payload that `to_bytes` wrote, its tensors in place, or each in memory of its own.
+    """Read the payload that `to_bytes` wrote, with its tensors in place or, with `copy`, each in its own memory.
 
-    Where a tensor begins in a blob may decide how sums over it are rounded, so what is computed with is copied.
+    Where a tensor starts in a blob can affect how sums over it are rounded, so copy any tensor you compute with.
     """
     trees, metadata = unframe(blob)
     if copy:
@@ -65,7 +64,7 @@ def from_bytes(blob: bytes, *, copy: bool = False) -> Payload:
 
 
 def frame(groups: Mapping[str, Tree], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors blob of tensors on the CPU, each of which is copied once, to its place; the widest come first."""
+    """Build a safetensors blob from CPU tensors, copying each one once, into its place; the widest types come first."""
     flat = flatten(groups)
     names = sorted(flat, key=lambda name: -flat[name].element_size())
     empty = [group for group, members in groups.items() if not members]
@@ -82,9 +81,9 @@ def frame(groups: Mapping[str, Tree], metadata: Mapping[str, str]) -> bytes:
 
 
 def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
-    """What `frame` joined. The tensors lie in the blob itself: nothing is copied, and they are not to be written into.
+    """Read what `frame` wrote; the tensors are views of the blob, so nothing is copied and you must not modify them.
 
-    Raises ValueError for anything else; nothing in the blob is run.
+    Raises ValueError for anything else; nothing in the blob is executed.
     """
     start = 8 + int.from_bytes(blob[:8], "little")
     if not 8 < start <= min(len(blob), LONGEST_HEADER):
@@ -94,7 +93,7 @@ def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
         metadata = header.pop("__metadata__", {})
         flat = {name: _lying_in(blob, start, **entry) for name, entry in header.items()}
         if not all(isinstance(text, str) for text in metadata.values()):
-            raise ValueError("metadata that is not text")
+            raise ValueError("the metadata is not text")
         if (expected := sum(tensor.nbytes for tensor in flat.values())) != len(blob) - start:
             raise ValueError(f"{len(blob) - start} bytes of tensors where {expected} were expected")
         groups: dict[str, Tree] = {str(group): {} for group in json.loads(metadata.pop(EMPTY, "[]"))}
@@ -104,21 +103,21 @@ def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
 
 
 def _lying_in(blob: bytes, start: int, *, dtype: str, shape: list[int], data_offsets: list[int]) -> torch.Tensor:
-    """One tensor of a blob."""
+    """Return one tensor as a view of the blob."""
     begin, end = data_offsets
     kind = DTYPES[dtype]
     if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-        raise ValueError("sizes and places are whole numbers")
+        raise ValueError("sizes and offsets must be whole numbers")
     count = math.prod(shape)
     if end - begin != count * kind.itemsize or start + end > len(blob):
-        raise ValueError("a tensor that does not fit its place")
+        raise ValueError("a tensor does not fit its offsets")
     if count == 0:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(blob, dtype=kind, count=count, offset=start + begin).view(shape)
 
 
 def flatten(groups: Mapping[str, Tree]) -> Tree:
-    """Groups of trees as one tree with names `group/name`."""
+    """Merge groups of trees into one tree with names `group/name`."""
     return {
         f"{group}{SEPARATOR}{name}": tensor.contiguous()
         for group, members in groups.items()
@@ -127,7 +126,7 @@ def flatten(groups: Mapping[str, Tree]) -> Tree:
 
 
 def unflatten(flat: Mapping[str, object]) -> dict[str, Tree]:
-    """The groups that `flatten` joined."""
+    """Restore the groups that `flatten` merged."""
     groups: dict[str, Tree] = {}
     for path, tensor in flat.items():
         group, name = path.split(SEPARATOR, 1)

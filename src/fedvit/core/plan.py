@@ -1,4 +1,4 @@
-"""A federated method as data: which weights have which role, and the few functions that differ from FedAvg's."""
+"""A federated method as data: the role of every weight, and the few functions that differ from FedAvg's."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from fedvit.core.tree import Tree
 
 
 class Plugin(Protocol):
-    """A part that a method or a tune adds to the model; `models.plugins` has them all."""
+    """A part that a method or a tune adds to the model; `models.plugins` defines them all."""
 
     kind: ClassVar[str]
 
@@ -26,7 +26,7 @@ class LayerChoice:
     """Each client chooses among layers and reports its choice as a mask over them, in the group `choice`."""
 
     layers: Callable[[nn.Module, Roles], Sequence[str]]  # their names
-    probe: float  # the share of a client's training images that is held out for choosing
+    probe: float  # the fraction of a client's training images that is held out for choosing
 
 
 class Report(NamedTuple):
@@ -37,31 +37,31 @@ class Report(NamedTuple):
     payload: Payload
 
 
-# FedAvg's functions, the defaults of every slot.
+# FedAvg's functions, which are the default for every slot.
 
 
 def _send_shared(server: Server, client: str) -> Payload:
-    """dispatch: every client gets the shared weights."""
+    """dispatch: send the shared weights to every client."""
     return Payload({"shared": server.shared})
 
 
 def overwrite(client: Client, down: Payload) -> Tree:
-    """merge: the received weights, and the client's own where it has any."""
+    """merge: take the received weights, and the client's own if it has any."""
     return tree.overlay(client.personal(), down.trees.get("shared", {}))
 
 
 def train(client: Client, start: Tree) -> Tree:
-    """local: plain training of everything trainable."""
+    """local: train everything trainable, without any changes to the loop."""
     return descend(client, start)
 
 
 def report_shared(client: Client, start: Tree, end: Tree) -> Payload:
-    """report: the shared weights after training; personal ones stay."""
+    """report: send the shared weights after training; personal ones stay at the client."""
     return Payload({"shared": tree.pick(end, client.roles.shared)})
 
 
 def average(server: Server, reports: Iterable[Report]) -> Server:
-    """aggregate: the weighted mean over the sampled clients, as a stream."""
+    """aggregate: take the weighted mean over the sampled clients, one report at a time."""
     if not server.shared:
         for _ in reports:
             pass
@@ -70,21 +70,21 @@ def average(server: Server, reports: Iterable[Report]) -> Server:
 
 
 def means(reports: Iterable[Report]) -> dict[str, Tree]:
-    """The weighted mean of every group of the reports, in one pass."""
+    """Return the weighted mean of every group in the reports, in one pass."""
     return unflatten(tree.mean((r.weight, flatten(r.payload.trees)) for r in reports))
 
 
 def own_model(client: Client, down: Payload) -> Mapping[str, Tree]:
-    """views: the client's own weights in the newest shared ones."""
+    """views: combine the client's own weights with the latest shared ones."""
     return {"personal": overwrite(client, down)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`Plan(name="fedavg")` is FedAvg; every other method replaces what differs."""
+    """A method: `Plan(name="fedavg")` is FedAvg, and every other method replaces what differs."""
 
     name: str
-    roles: Rules = ((everything, SHARED),)  # of trainable weights; FROZEN here wins over any tune
+    roles: Rules = ((everything, SHARED),)  # of trainable weights; FROZEN here overrides any tune
     build: tuple[Plugin, ...] = ()
     start: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, shared: {}  # the server's own memory
     dispatch: Callable[[Server, str], Payload] = _send_shared
@@ -94,24 +94,24 @@ class Plan:
     aggregate: Callable[[Server, Iterable[Report]], Server] = average
     views: Callable[[Client, Payload], Mapping[str, Tree]] = own_model
     weighting: Literal["samples", "equal"] = "samples"
-    trains: Literal["sampled", "everyone", "pooled"] = "sampled"  # in a round; pooled: one owner of all data
-    check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model does not suit
+    trains: Literal["sampled", "everyone", "pooled"] = "sampled"  # in each round; pooled: a single owner of all data
+    check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model is unsuitable
     choice: LayerChoice | None = None
     not_between_sites: str | None = None  # why the method's messages must not cross a network
-    # What `fedvit cost` reports beside the payloads: the trees that a client remembers beside its personal weights, the
-    # training passes of an image per epoch (FedAvg has 1), and any further figures of the method, by name.
+    # What `fedvit cost` reports besides the payloads: the trees that a client keeps besides its personal weights, the
+    # training passes per image and epoch (1 for FedAvg), and any other figures of the method, by name.
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     passes: Callable[[int], float] = lambda epochs: 1.0
     costs: Callable[[Client], Mapping[str, Any]] = lambda client: {}
 
     @property
     def pooled(self) -> bool:
-        """Whether one owner of all data trains, so that nothing crosses."""
+        """Whether a single owner of all data trains, so that nothing is sent."""
         return self.trains == "pooled"
 
 
 def client_round(plan: Plan, client: Client, down: Payload) -> Payload:
-    """One client's part of a round. Personal weights go to memory, `report` says what leaves."""
+    """Run one client's part of a round: personal weights go to its memory, and `report` decides what leaves."""
     start = plan.merge(client, down)
     end = plan.local(client, start)
     if client.roles.personal:

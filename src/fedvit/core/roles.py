@@ -1,4 +1,4 @@
-"""Which weights are frozen, shared or personal, chosen by path segment or module type."""
+"""Decide which weights are frozen, shared or personal, by path segment or module type."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from fedvit.core.errors import UserError
 
 
 class _Role(Enum):
-    """What happens to a weight: never trained; trained and sent; trained and kept."""
+    """What happens to a weight: never trained; trained and sent; trained and kept at the client."""
 
     FROZEN = "frozen"
     SHARED = "shared"
@@ -23,7 +23,7 @@ FROZEN, SHARED, PERSONAL = _Role.FROZEN, _Role.SHARED, _Role.PERSONAL
 
 @dataclass(frozen=True)
 class Selector:
-    """A named choice of weights in any model."""
+    """A named selection of weights that applies to any model."""
 
     label: str
     match: Callable[[nn.Module], set[str]]
@@ -32,7 +32,7 @@ class Selector:
         return Selector(f"{self.label},{other.label}", lambda model: self.names(model) | other.names(model))
 
     def names(self, model: nn.Module) -> set[str]:
-        """The chosen weights; choosing none is an error, because that is how personal layers end up being sent."""
+        """Return the selected weights; none is an error, because that is how personal layers end up being sent."""
         chosen = self.match(model)
         if not chosen:
             parts = sorted({name.split(".")[0] for name in state_names(model)})
@@ -47,7 +47,7 @@ Rules = tuple[tuple[Selector, _Role], ...]
 
 
 def state_names(model: nn.Module) -> list[str]:
-    """Parameters and float buffers, in model order. Integer buffers are never sent or averaged."""
+    """Return parameters and float buffers in model order; integer buffers are never sent or averaged."""
     parameters = [name for name, _ in model.named_parameters()]
     persistent = model.state_dict(keep_vars=True)
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_floating_point() and name in persistent]
@@ -55,12 +55,12 @@ def state_names(model: nn.Module) -> list[str]:
 
 
 def is_statistic(name: str) -> bool:
-    """Whether this is a running statistic of batch normalisation: averaged, but never stepped along a gradient."""
+    """Return whether this is a running statistic of batch normalization: averaged, but never updated by a gradient."""
     return name.rpartition(".")[2] in ("running_mean", "running_var")
 
 
 def under(*paths: str) -> Selector:
-    """Weights whose path begins with one of these paths, segment by segment."""
+    """Select weights whose path begins with one of these paths, compared segment by segment."""
 
     def match(model: nn.Module) -> set[str]:
         return {n for n in state_names(model) if any(n == p or n.startswith(p + ".") for p in paths)}
@@ -69,12 +69,12 @@ def under(*paths: str) -> Selector:
 
 
 def segment(*names: str) -> Selector:
-    """Weights with one of these words as a whole segment anywhere in their path."""
+    """Select weights with one of these words as a whole segment anywhere in their path."""
     return Selector(",".join(names), lambda model: {n for n in state_names(model) if set(n.split(".")) & set(names)})
 
 
 def of_type(label: str, *types: type[nn.Module]) -> Selector:
-    """Weights owned directly by modules of these types."""
+    """Select weights owned directly by modules of these types."""
 
     def match(model: nn.Module) -> set[str]:
         owners = {path for path, module in model.named_modules() if isinstance(module, types)}
@@ -114,9 +114,9 @@ class Roles:
 
 
 def assign(model: nn.Module, rules: Rules, trainable: Iterable[str] | None = None) -> Roles:
-    """Give every weight its role: the first rule that matches, or FROZEN outside `trainable`.
+    """Give every weight the role of the first rule that matches it, or FROZEN if it is not in `trainable`.
 
-    Every rule must match something in the model and every weight must be covered, else it is an error.
+    It is an error if a rule matches nothing in the model, or if no rule covers a weight.
     """
     names = state_names(model)
     of: dict[str, _Role] = {}

@@ -1,4 +1,4 @@
-"""The one inner loop that everyone shares. Only here are tensors changed in place."""
+"""The inner training loop that all methods share. Tensors are modified in place only here."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from fedvit.core.errors import PublicError
 from fedvit.core.tree import Tree
 
 Named = Mapping[str, nn.Parameter]
-Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # model, images, labels to a number to make small
+Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # from model, images and labels to the value to minimize
 
 
 def cross_entropy(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
@@ -38,14 +38,14 @@ def descend(
     adjust: Callable[[Named], None] | None = None,
     optimizer: Callable[[Named], Optimizer] | None = None,
 ) -> Tree:
-    """Train on the client's batches from `start` and return the end, `start` untouched.
+    """Train on the client's batches from `start` and return the trained weights; `start` is not modified.
 
-    `only` names the weights that learn (default: all trainable ones), `steps` stops after so many batches, `adjust`
-    may change the gradients before each step, `optimizer` replaces that of the settings.
-    `start` may also hold weights that are frozen in the plan; the module gets its frozen values back.
+    `only` names the weights to train (default: all trainable ones), `steps` stops after this many batches, `adjust`
+    may change the gradients before each step, and `optimizer` replaces the one of the settings.
+    `start` may also hold weights that the plan freezes; the module gets its frozen values back.
     """
     settings, module, live = client.settings, client.module, client.live
-    plain = loss is cross_entropy  # other losses may look inside the module, where a compiled one shows nothing
+    plain = loss is cross_entropy  # other losses may look inside the module, which a compiled module does not allow
     model = client.compiled if client.compiled is not None and plain else module
     learn = set(client.roles.trainable if only is None else only)
     load_(live, start)
@@ -74,7 +74,7 @@ def descend(
 def training(
     client: Client, learn: Collection[str], epochs: int | None = None, tag: str = "train", size: int | None = None
 ) -> Iterator[Iterator[Batch]]:
-    """The module in training mode with these weights to learn, and the client's batches; all randomness is keyed."""
+    """Yield the client's batches, with the module in training mode for these weights; all randomness is keyed."""
     settings = client.settings
     for name, parameter in client.module.named_parameters():
         parameter.requires_grad_(name in learn)
@@ -82,13 +82,13 @@ def training(
     batch_norm = learns_statistics(client.module)
     batches = client.batches(settings.epochs if epochs is None else epochs, tag, size)
     with randomness.seeded(settings.seed, client.round, client.id, tag, "dropout"):
-        yield (batch for batch in batches if len(batch[1]) > 1 or not batch_norm)  # one image has no variance
+        yield (batch for batch in batches if len(batch[1]) > 1 or not batch_norm)  # a single image has no variance
 
 
 class Learner:
-    """Weights with an optimiser of their own, run through the worker's one module.
+    """Weights with their own optimizer, run through the worker's only module.
 
-    For methods that train two models side by side; with one model `descend` is quicker. Use it inside `training`.
+    Use it inside `training`, for methods that train two models side by side; for one model `descend` is faster.
     """
 
     def __init__(self, client: Client, start: Tree, lr: float | None = None):
@@ -102,25 +102,25 @@ class Learner:
         self.losses: list[tuple[int, Tensor]] = []
 
     def step(self, gradients: Tree) -> None:
-        """One step of the optimiser along these gradients."""
+        """Take one step of the optimizer along these gradients."""
         for name, leaf in self.leaves.items():
             leaf.grad = gradients[name]
         self.optimizer.step()
 
     def learn(self, x: Tensor, y: Tensor) -> Tree:
-        """One step on a batch; returns its gradients."""
+        """Take one step on a batch and return its gradients."""
         value, gradients = gradient(self.client, self.weights, x, y)
         self.losses.append((len(y), value))
         self.step(gradients)
         return gradients
 
     def end(self) -> Tree:
-        """The weights as they are now."""
+        """Return the current weights."""
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.weights.items()}
 
 
 def toward(client: Client, anchor: Tree, strength: float) -> Callable[[Named], None]:
-    """For `descend`'s adjust: the gradient of strength / 2 * |weights - anchor|^2 (FedProx, Ditto)."""
+    """Return an `adjust` for `descend`: the gradient of strength / 2 * |weights - anchor|^2 (FedProx, Ditto)."""
     placed = {name: tensor.to(client.settings.device) for name, tensor in anchor.items()}
 
     def pull(parameters: Named) -> None:
@@ -140,9 +140,9 @@ def gradient(
     only: Collection[str] | None = None,
     loss: Loss = cross_entropy,
 ) -> tuple[Tensor, Tree]:
-    """The loss of a batch under any weights, and its gradient by name (default: every parameter among them).
+    """Return the loss of a batch under any weights, and its gradient by name (default: every parameter in `weights`).
 
-    The module keeps its mode and its own weights; batch statistics go into the buffers among `weights`.
+    The module keeps its mode and its own weights; batch statistics are written to the buffers in `weights`.
     """
     names = [name for name, _ in client.module.named_parameters() if name in weights and (only is None or name in only)]
     leaves = {name: weights[name].detach().requires_grad_() for name in names}
@@ -159,7 +159,7 @@ def gradient(
 
 
 def note_loss(client: Client, losses: Sequence[tuple[int, Tensor]], end: Tree) -> None:
-    """Report the mean loss per image, and stop where it or a weight is no longer a number."""
+    """Report the mean loss per image, and raise an error if the loss or a weight is not finite."""
     if losses:
         total = torch.stack([count * value for count, value in losses]).sum()
         client.scalars["loss"] = total.item() / sum(count for count, _ in losses)
@@ -168,9 +168,9 @@ def note_loss(client: Client, losses: Sequence[tuple[int, Tensor]], end: Tree) -
 
 @contextmanager
 def holding(client: Client, tree: Tree) -> Iterator[Predictor]:
-    """The worker's one module with these weights, in evaluation mode: quicker than `client.net`, one at a time."""
+    """Yield the worker's module with these weights in evaluation mode: faster than `client.net`, but one at a time."""
     load_(client.live, tree)
-    if client.module.training:  # a walk through all its parts: with a small model and many clients it shows
+    if client.module.training:  # eval() visits every submodule, which is noticeable with a small model and many clients
         client.module.eval()
 
     def predict(x: Tensor) -> Tensor:
@@ -185,14 +185,14 @@ def holding(client: Client, tree: Tree) -> Iterator[Predictor]:
 
 
 def _restore_frozen_(client: Client, tree: Tree) -> None:
-    """Give the module back the frozen values that a tree has covered."""
+    """Restore the module's frozen values that a tree has overwritten."""
     load_(client.live, {name: client.frozen[name] for name in tree if name in client.frozen})
 
 
 def make_optimizer(settings: LocalSettings, parameters: list[nn.Parameter]) -> Optimizer:
-    """A fresh optimiser: no state lives longer than one call of `descend`."""
+    """Create a fresh optimizer: no state outlives one call of `descend`."""
     lr, decay = settings.lr, settings.weight_decay
-    fused = settings.device.type in ("cpu", "cuda")  # one kernel for all tensors: small models are mostly overhead
+    fused = settings.device.type in ("cpu", "cuda")  # one kernel for all tensors: overhead dominates in small models
     match settings.optimizer:
         case "sgd":
             return SGD(parameters, lr, momentum=settings.momentum, weight_decay=decay, fused=fused)
@@ -211,7 +211,7 @@ def load_(live: Mapping[str, Tensor], tree: Tree) -> None:
 
 @contextmanager
 def eval_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a moment, in the middle of training."""
+    """Switch to evaluation mode temporarily, in the middle of training."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -222,7 +222,7 @@ def eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def _train_mode_(module: nn.Module) -> None:
-    """Training mode, but batch normalisation whose weights are frozen keeps its statistics too."""
+    """Switch to training mode, except that batch normalization with frozen weights keeps its statistics too."""
     module.train()
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -230,7 +230,7 @@ def _train_mode_(module: nn.Module) -> None:
 
 
 def learns_statistics(module: nn.Module) -> bool:
-    """Whether some batch normalisation is in training mode, which a single image cannot be normalised by."""
+    """Return whether any batch normalization is in training mode, which cannot normalize a single image."""
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in module.modules())
 
 
@@ -241,7 +241,7 @@ def all_finite(weights: Tree) -> bool:
 
 
 def _check_finite(client: Client, end: Tree) -> None:
-    """A loss or weight that is no longer a number ends the run before it spreads or is written down."""
+    """End the run if the loss or a weight is not finite, before the bad value spreads or is saved."""
     loss, settings = client.scalars["loss"], client.settings
     if math.isfinite(loss) and all_finite(end):
         return

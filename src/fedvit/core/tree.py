@@ -1,4 +1,4 @@
-"""Trees: flat dictionaries from parameter name to tensor. No function here changes its arguments."""
+"""Trees: flat dictionaries from parameter names to tensors. No function here modifies its arguments."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
-    """A hash of all tensors, with their names, types and shapes, in the order of the mapping."""
+    """Return a hash of all tensors with their names, types and shapes, in the order of the mapping."""
     digest = hashlib.sha256()
     for name, tensor in weights.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -20,12 +20,12 @@ Tree = dict[str, Tensor]
 
 
 def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
-    """The entries of `tree` under `names`, in the order of `names`."""
+    """Return the entries of `tree` under `names`, in the order of `names`."""
     return {name: tree[name] for name in names}
 
 
 def overlay(*trees: Mapping[str, Tensor]) -> Tree:
-    """One tree with the entries of all; a later tree wins."""
+    """Return one tree with the entries of all trees; a later tree wins."""
     merged: Tree = {}
     for tree in trees:
         merged.update(tree)
@@ -33,9 +33,9 @@ def overlay(*trees: Mapping[str, Tensor]) -> Tree:
 
 
 def mean(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Tree:
-    """The weighted mean of a stream of trees, as a running sum, so that one tree is held at a time.
+    """Return the weighted mean of a stream of trees as a running sum, so that only one tree is held at a time.
 
-    Sums are kept in float64: the mean of equal trees is then that tree to the bit.
+    Sums are kept in float64, so the mean of equal trees is that tree, bit for bit.
     """
     total = 0.0
     sums: Tree = {}
@@ -54,5 +54,5 @@ def mean(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> Tree:
 
 
 def nbytes(tree: Mapping[str, Tensor]) -> int:
-    """Bytes of all tensors."""
+    """Return the size of all tensors in bytes."""
     return sum(tensor.nbytes for tensor in tree.values())
