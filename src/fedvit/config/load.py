@@ -1,6 +1,6 @@
-"""From a TOML file, `--set` and flags to one `Experiment`.
+"""Build one `Experiment` from a TOML file, `--set` and flags.
 
-Precedence: flag > --set > file > default. Unknown keys are errors that name the nearest valid one.
+Precedence: flag > --set > file > default. Unknown keys are errors that suggest the closest valid key.
 """
 
 import tomllib
@@ -28,13 +28,13 @@ FLAGS = {  # flag -> table.key
 
 
 def read_tables(path: Path) -> Tables:
-    """The tables of an experiment file; `[versions]`, which run.toml has, is only information."""
+    """Read the tables of an experiment file; `[versions]`, which run.toml has, is only informative."""
     if not path.is_file():
         raise UserError(f"no experiment file at {path}")
     try:
         tables = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise UserError(f"{path} is not TOML: {problem}") from problem
+        raise UserError(f"{path} is not valid TOML: {problem}") from problem
     tables.pop("versions", None)
     for name, table in tables.items():
         if name not in TABLES:
@@ -52,9 +52,9 @@ def load_experiment(
     groups: tuple[str, ...] | None = None,
     own: FromPython | None = None,
 ) -> Experiment:
-    """The resolved experiment of these layers; `base` lies under the file.
+    """Resolve the experiment from these layers; the file overrides `base`.
 
-    `groups` are sites known from Python, `own` a plan and a module from there.
+    `groups` are sites known from Python; `own` holds a plan and a module from Python.
     """
     own = own or FromPython()
     sets = sets or {}
@@ -67,7 +67,7 @@ def load_experiment(
 
 
 def _own_tables(own: FromPython) -> Tables:
-    """What run.toml says of a plan or module from Python."""
+    """Return what run.toml says about a plan or module from Python."""
     tables: Tables = {}
     if own.plan is not None:
         tables["method"] = {"name": own.plan.name, "python": True}
@@ -77,7 +77,7 @@ def _own_tables(own: FromPython) -> Tables:
 
 
 def _flag_tables(flags: Mapping[str, Any]) -> Tables:
-    """Flags that were given, as tables."""
+    """Return the flags that were given, as tables."""
     tables: Tables = {}
     for flag, value in flags.items():
         if value is not None:
@@ -87,7 +87,7 @@ def _flag_tables(flags: Mapping[str, Any]) -> Tables:
 
 
 def parse_sets(items: Iterable[str]) -> dict[str, Any]:
-    """`table.key=value` or `key=value` items by their path."""
+    """Parse `table.key=value` or `key=value` items into values by path."""
     sets = {}
     for item in items:
         path, equals, text = item.partition("=")
@@ -98,8 +98,9 @@ def parse_sets(items: Iterable[str]) -> dict[str, Any]:
 
 
 def _set_tables(sets: Mapping[str, Any], method: str, tune: str) -> Tables:
-    """Settings by path as tables; which keys there are depends on method and tune."""
-    tables: Tables = {"method": {"name": method}, "tune": {"name": tune}}  # so that the options stay with their owner
+    """Convert settings by path to tables; which keys exist depends on the method and tune."""
+    # Naming the method and tune here makes their options stay with them when layers are stacked.
+    tables: Tables = {"method": {"name": method}, "tune": {"name": tune}}
     for path, value in sets.items():
         table, key = _locate_key(path, method, tune)
         tables.setdefault(table, {})[key] = value
@@ -107,7 +108,7 @@ def _set_tables(sets: Mapping[str, Any], method: str, tune: str) -> Tables:
 
 
 def _locate_key(path: str, method: str, tune: str) -> tuple[str, str]:
-    """The table and key of a `--set`; a bare key must be unique."""
+    """Return the table and key of a `--set`; a bare key must be unique."""
     if "." in path:
         table, key = path.split(".", 1)
         if table not in TABLES:
@@ -119,12 +120,12 @@ def _locate_key(path: str, method: str, tune: str) -> tuple[str, str]:
         every = {name for names in keys.values() for name in names}
         raise UserError(f"unknown key {path!r} in --set; {nearest(path, every)}")
     if len(homes) > 1:
-        raise UserError(f"the key {path!r} is in several tables: write {' or '.join(f'{h}.{path}' for h in homes)}")
+        raise UserError(f"the key {path!r} exists in several tables: write {' or '.join(f'{h}.{path}' for h in homes)}")
     return homes[0], path
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value, or the text itself where it is none."""
+    """Parse a TOML value; text that is not one is returned as it is."""
     try:
         return tomllib.loads(f"v = {text}")["v"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Check every setting, fill every default that depends on another, and write the result as run.toml."""
+"""Check every setting, fill in every default that depends on another, and write the result as run.toml."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +25,7 @@ MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND = 100
 
 
 def keys_of_tables(method: str, tune: str) -> dict[str, list[str]]:
-    """Every key that may be set, by table."""
+    """Return every key that may be set, by table."""
     keys = {}
     for table, field in Experiment.model_fields.items():
         model = field.annotation
@@ -38,7 +38,7 @@ def keys_of_tables(method: str, tune: str) -> dict[str, list[str]]:
 
 
 def resolve(tables: Tables, groups: tuple[str, ...] | None = None, own: FromPython | None = None) -> Experiment:
-    """Check every value and fill every default that depends on another."""
+    """Check every value and fill in every default that depends on another."""
     method = options("method", METHODS, tables.get("method", {}), "fedavg")
     tune_table = tables.get("tune", {})
     name = str(tune_table.get("name", "full"))
@@ -60,7 +60,7 @@ def resolve(tables: Tables, groups: tuple[str, ...] | None = None, own: FromPyth
 
 
 def _is_groups(name: str, named: Iterable[str]) -> bool:
-    """Whether a tune's name reads as layer groups rather than as a misspelt tune."""
+    """Return whether a tune's name reads as layer groups rather than as a misspelled tune."""
     parts = [part.strip() for part in name.split(",")]
     return "," in name or parts[0] in (*GROUPS, *KINDS, *named) or parts[0].startswith("blocks.")
 
@@ -68,7 +68,7 @@ def _is_groups(name: str, named: Iterable[str]) -> bool:
 def options(
     kind: str, known: Mapping[str, Callable[..., Any]], table: Mapping[str, Any], default: str
 ) -> dict[str, Any]:
-    """A method's or tune's table against the arguments of its function, defaults filled in."""
+    """Check a method's or tune's table against the arguments of its function, and fill in the defaults."""
     name = table.get("name", default)
     if kind == "method" and table.get("python"):
         _reject_unknown(kind, table, ["name", "python"], f" of {name}, a plan from Python")
@@ -95,7 +95,7 @@ def _reject_unknown(table: str, content: Mapping[str, Any], valid: list[str], of
 
 
 def readable(problem: ValidationError) -> str:
-    """pydantic's complaints in one line each."""
+    """Format each of pydantic's errors as one short phrase."""
     lines = []
     for error in problem.errors():
         where = ".".join(str(part) for part in error["loc"] if not str(part).startswith("function"))
@@ -104,7 +104,7 @@ def readable(problem: ValidationError) -> str:
 
 
 def _with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Experiment:
-    """The defaults that depend on other values."""
+    """Fill in the defaults that depend on other values."""
     init = "random" if experiment.model.from_scratch else "zero"
     method, tune = (_resolved_init(table, init) for table in (experiment.method, experiment.tune))
     experiment = experiment.model_copy(update={"method": method, "tune": tune})
@@ -118,7 +118,7 @@ def _with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Ex
     seen = clients - experiment.data.unseen
     cohort = train.cohort if train.cohort is not None else max(1, min(seen, LARGEST_DEFAULT_COHORT))
     if seen < 1:
-        raise UserError(f"data.unseen={experiment.data.unseen} of {clients} clients leaves nobody to train")
+        raise UserError(f"data.unseen={experiment.data.unseen} of {clients} clients leaves no client to train")
     if cohort > seen:
         never = f", {experiment.data.unseen} of them never trained" if experiment.data.unseen else ""
         raise UserError(
@@ -130,7 +130,7 @@ def _with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Ex
     usual = "adamw" if experiment.model.from_scratch else "sgd"
     optimizer = train.optimizer or ("adam" if isinstance(plan, SplitPlan) else usual)
     if train.momentum and optimizer != "sgd":
-        raise UserError(f"train.momentum belongs to sgd and would do nothing with {optimizer}: set train.optimizer=sgd")
+        raise UserError(f"train.momentum is only for sgd and has no effect with {optimizer}: set train.optimizer=sgd")
     return experiment.model_copy(
         update={
             "model": experiment.model.model_copy(update={"image_size": input_size(experiment.model)}),
@@ -149,12 +149,12 @@ def _with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Ex
 
 
 def _resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:
-    """`init = auto` depends on whether there are pre-trained weights to disturb."""
+    """Resolve `init = auto`, which depends on whether there are pre-trained weights to disturb."""
     return {key: init if (key, value) == ("init", "auto") else value for key, value in table.items()}
 
 
 def _choose_device(run: RunSettings) -> str:
-    """`auto` takes a GPU where there is one."""
+    """Resolve `auto`, which uses a GPU if there is one, and check that any other device can be used."""
     if run.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     for name in run.devices:
@@ -167,14 +167,14 @@ def _choose_device(run: RunSettings) -> str:
 
 
 def _default_lr(experiment: Experiment, optimizer: str) -> float:
-    """The tune's published rate. Those are rates of SGD; Adam and AdamW take a fifth."""
+    """Return the tune's published learning rate, which is for SGD; Adam and AdamW use a fifth of it."""
     scratch = experiment.tune["name"] == "full" and experiment.model.from_scratch
     rate = SCRATCH_LR if scratch else make_tune(experiment.tune).lr
     return rate if optimizer == "sgd" else rate / 5
 
 
 def to_tables(experiment: Experiment) -> Tables:
-    """The experiment as TOML tables; TOML has no null, so what is None is left out."""
+    """Convert the experiment to TOML tables; TOML has no null, so settings that are None are left out."""
     tables: Tables = experiment.model_dump(mode="json", exclude_none=True)
     for kind in ("method", "tune"):
         tables[kind] = {key: value for key, value in tables[kind].items() if value is not None}
@@ -182,12 +182,12 @@ def to_tables(experiment: Experiment) -> Tables:
 
 
 def to_toml(experiment: Experiment) -> str:
-    """run.toml: everything resolved, and the versions it was run with."""
+    """Return the text of run.toml: every resolved setting, and the versions that the run used."""
     return tomli_w.dumps({**to_tables(experiment), "versions": versions()})
 
 
 def versions() -> dict[str, str]:
-    """What the numbers may depend on."""
+    """Return the versions of the software that the results may depend on."""
     import platform
     from importlib.metadata import version
 
@@ -196,7 +196,7 @@ def versions() -> dict[str, str]:
 
 
 def changed_settings(old: Tables, new: Tables) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two experiments differ: table.key -> (old, new)."""
+    """Return the settings in which two experiments differ: table.key -> (old, new)."""
     difference = {}
     for table in TABLES:
         a, b = old.get(table, {}), new.get(table, {})

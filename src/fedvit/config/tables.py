@@ -1,4 +1,4 @@
-"""The tables of an experiment as plain dictionaries, and how layers of them stack. It is quick to import."""
+"""The tables of an experiment as plain dictionaries, and how layers of them stack. This module is fast to import."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ TABLES = tuple(Experiment.model_fields)  # in the order of an experiment file
 
 
 def stack_tables(layers: Iterable[Tables]) -> Tables:
-    """Later layers win. A layer that names another method or tune drops the options of the one before."""
+    """Merge layers; later ones win, and one that names another method or tune drops the options of the previous one."""
     result: Tables = {}
     for layer in layers:
         for name, table in layer.items():

@@ -418,7 +418,7 @@ MISTAKES = [
     (["--partition", "site"], "has no domains or sites"),
     (["--data", "organamnist"], "MedMNIST publishes it"),
     (["--samples", "5000"], "--samples 5000 of 1797"),
-    (["--set", "unseen=24"], "leaves nobody to train"),
+    (["--set", "unseen=24"], "leaves no client to train"),
     (["nowhere.toml"], "no experiment file at nowhere.toml"),
 ]
 
