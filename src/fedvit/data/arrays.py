@@ -1,4 +1,4 @@
-"""Datasets that you hand over from Python: arrays or torch datasets, for one owner or for many."""
+"""Datasets that you pass from Python: arrays or torch datasets, for one owner or for many."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +11,9 @@ from fedvit.data.torchvision_sets import class_names
 
 
 def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None) -> Dataset:
-    """Each client's (images, labels) arrays, or a torch Dataset of (image, label), from Python."""
+    """Build a dataset from each client's (images, labels) arrays or torch Dataset of (image, label)."""
     if not clients:
-        raise UserError("expected a client's data by name, found no client")
+        raise UserError("expected each client's data by name, found no clients")
     pairs = {name: _arrays_of(f"client {name}", data) for name, data in clients.items()}
     for name, (pixels, numbers) in pairs.items():
         if len(pixels) != len(numbers) or not len(numbers):
@@ -32,7 +32,7 @@ def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None)
 
 
 def from_arrays(data: Any, names: Sequence[str] | None = None) -> Dataset:
-    """One (images, labels) pair, or one torch Dataset of (image, label), from Python, to be divided over clients."""
+    """Build a dataset from one (images, labels) pair or torch Dataset of (image, label), to be partitioned later."""
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise UserError(
             "data should be a name, a folder, each client's data by name, one (images, labels) pair, or a torch "
@@ -51,7 +51,7 @@ def _arrays_of(name: str, data: Any) -> tuple[Images, Labels]:
         images, labels = np.stack([np.asarray(item[0]) for item in items]), [int(item[1]) for item in items]
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim == 4 and images.shape[1] in (1, 3) and images.shape[3] not in (1, 3):
-        images = images.transpose(0, 2, 3, 1)  # torch's channels first
+        images = images.transpose(0, 2, 3, 1)  # from torch's order, channels first
     if images.dtype.kind == "f":
         if images.size and (images.min() < 0 or images.max() > 1):
             raise UserError(f"{name}: float images must lie in 0..1, found {images.min():g}..{images.max():g}")

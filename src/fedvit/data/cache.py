@@ -1,4 +1,4 @@
-"""Decoded images in a memory map, so that a folder is decoded once and may be larger than memory."""
+"""Cache decoded images in a memory map, so that a folder is decoded only once and may be larger than memory."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from fedvit.core.errors import UserError
 
 log = logging.getLogger(__name__)
-FORMAT = 2  # raise it when what is stored changes
+FORMAT = 2  # increase it when the stored content changes
 CHUNK = 4096
 
 
 class Entry(NamedTuple):
-    """A source's images, which of its files could be read, and what the decoder had to say."""
+    """A source's images, which of its files could be read, and what the decoder noted about them."""
 
     images: NDArray[np.uint8]
     good: NDArray[np.bool_]
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 
 
 class UnreadableError(Exception):
-    """One image that cannot be decoded, and why."""
+    """An image cannot be decoded; the message says why."""
 
 
 def images(
@@ -43,7 +43,7 @@ def images(
     *,
     skip_bad: bool,
 ) -> Entry:
-    """All images of a source at one size as a memory map; decoded unless an earlier run has done so."""
+    """Return all images of a source at one size as a memory map, and decode them unless an earlier run has done so."""
     text = json.dumps([FORMAT, size, key], sort_keys=True)
     entry = folder / hashlib.sha256(text.encode()).hexdigest()[:32]
     for attempt in range(2):
@@ -51,7 +51,7 @@ def images(
             build(entry, count, size, decode, describe, skip_bad=skip_bad)
         try:
             meta = json.loads((entry / "meta.json").read_text())
-            # Read only and shared, so that it may be larger than memory.
+            # Read-only and shared, so that the images may take more space than there is memory.
             found = Entry(np.load(entry / "images.npy", mmap_mode="r"), np.load(entry / "good.npy"), meta["about"])
             break
         except (OSError, ValueError, KeyError) as problem:
@@ -65,7 +65,7 @@ def images(
 
 
 def _complaint(complaints: list[Any]) -> str:
-    return f"{min(complaints)[1]}; --set data.skip_bad=true leaves such files out"
+    return f"{min(complaints)[1]}; use --set data.skip_bad=true to skip such files"
 
 
 def build(
@@ -77,7 +77,7 @@ def build(
     *,
     skip_bad: bool,
 ) -> None:
-    """Decode everything into a folder of its own, which gets its name only when it is whole."""
+    """Decode everything into a temporary folder, which gets its final name only when it is complete."""
     partial = entry.with_name(f"{entry.name}.{os.getpid()}.partial")
     try:
         _remove_leftovers(entry.parent)
@@ -103,20 +103,20 @@ def build(
         np.save(partial / "good.npy", good)
         meta = {"complaints": sorted(complaints), "about": describe()}
         (partial / "meta.json").write_text(json.dumps(meta))
-        if not (entry / "meta.json").is_file():  # else another process was quicker
+        if not (entry / "meta.json").is_file():  # otherwise another process was faster
             shutil.rmtree(entry, ignore_errors=True)
             partial.rename(entry)
     except OSError as problem:
         if not (entry / "meta.json").is_file():
             raise UserError(
-                f"the image cache {entry.parent} cannot be written ({problem}): set data.cache"
+                f"the image cache {entry.parent} cannot be written ({problem}): set data.cache to another folder"
             ) from problem
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Half-built entries of processes that are no more."""
+    """Remove the unfinished entries of processes that no longer exist."""
     for path in folder.glob("*.partial"):
         owner = path.name.split(".")[-2]
         if owner.isdigit() and int(owner) != os.getpid() and not psutil.pid_exists(int(owner)):
@@ -124,7 +124,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _new_map(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """A memory map with its space on disk reserved: a full disk is an error now, not a crash later."""
+    """Create a memory map and reserve its disk space, so that a full disk is an error now and not a crash later."""
     store = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     with path.open("r+b") as stream:
         os.posix_fallocate(stream.fileno(), 0, path.stat().st_size)
@@ -132,7 +132,7 @@ def _new_map(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def _pack(folder: Path, store: NDArray[np.uint8], good: NDArray[np.bool_]) -> None:
-    """Keep the readable images only."""
+    """Keep only the readable images."""
     store.flush()  # type: ignore[attr-defined]
     if good.all():
         (folder / "all.npy").rename(folder / "images.npy")

@@ -24,16 +24,16 @@ Images = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Dataset:
-    """All images of one source, before they are split over clients."""
+    """All images of one source, before they are partitioned among clients."""
 
     name: str
     images: Images  # (samples, height, width, 1 or 3), in memory or a memory map
     labels: Labels
     class_names: tuple[str, ...]
-    official_test: NDArray[np.bool_] | None = None  # where the source itself says what is test
-    groups: Labels | None = None  # the domain or site of every image
+    official_test: NDArray[np.bool_] | None = None  # if the source defines a test set
+    groups: Labels | None = None  # the domain or site of each image
     group_names: tuple[str, ...] = ()
-    fingerprint: str = ""  # of the images; empty: to be taken from the array
+    fingerprint: str = ""  # of the images; if empty, computed from the array
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
@@ -56,18 +56,18 @@ class Dataset:
 
 
 def join_parts(parts: Sequence[Images], source: object) -> Images:
-    """Parts of one size as one array; where grey and colour are mixed, all become colour."""
+    """Join parts of one size into one array; if gray and color images are mixed, all become color."""
     sizes = sorted({part.shape[1:3] for part in parts})
     if len(sizes) > 1:
-        raise UserError(f"{source}: images of different sizes, {sizes}: resize them to one")
+        raise UserError(f"{source} has images of different sizes, {sizes}: resize them to one size")
     if len({part.shape[3] for part in parts}) > 1:
-        log.warning("%s mixes grey and colour images: all become colour", source)
+        log.warning("%s mixes gray and color images: all become color", source)
         parts = [np.broadcast_to(part, (*part.shape[:3], 3)) for part in parts]
     return np.concatenate(parts)
 
 
 def with_channels(images: NDArray[Any], source: object) -> Images:
-    """Grey or colour uint8 images as (samples, height, width, channels)."""
+    """Return gray or color uint8 images as (samples, height, width, channels)."""
     if images.ndim == 3:
         images = images[..., None]
     if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape[1:3] or images.dtype != np.uint8:
@@ -79,43 +79,44 @@ def with_channels(images: NDArray[Any], source: object) -> Images:
 
 
 def flat_labels(labels: NDArray[Any], source: object) -> Labels:
-    """One whole number an image; MedMNIST stores them as a column."""
+    """Return one integer label per image; MedMNIST stores its labels as a column."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (len(labels) and labels.min() < 0):
-        raise UserError(f"{source}: expected one class number from 0 an image, found {labels.dtype} {labels.shape}")
+        raise UserError(f"{source}: expected one class number per image, from 0, found {labels.dtype} {labels.shape}")
     return labels.astype(np.int64)
 
 
 def metrics_of(settings: DataSettings, classes: int) -> tuple[str, ...]:
-    """What is measured of every view."""
+    """Return the metrics that are measured for every view."""
     return (*METRICS, AUROC) if wants_auroc(settings, classes) else METRICS
 
 
 def wants_auroc(settings: DataSettings, classes: int) -> bool:
-    """Whether AUROC is measured beside accuracy: as told, else for two classes and for MedMNIST's sets."""
+    """Return whether to measure AUROC too: as set, or by default for two classes and for MedMNIST's datasets."""
     if settings.auroc is not None:
         return settings.auroc
     return classes == 2 or medmnist.medmnist_name(Path(settings.name).stem) is not None
 
 
-# Scarcity.
+# Training with fewer images.
 
 
 def keep_samples(dataset: Dataset, wanted: int, seed: int, *, train_only: bool) -> Indices:
-    """The indices of so many images, the same number of every class as far as there are enough.
+    """Return the indices of `wanted` images, the same number of every class as far as there are enough.
 
-    Under a rule with an official test set only training images are dropped; a pooled rule counts all of them.
+    With `train_only`, for rules that use the official test set, only training images are counted and dropped;
+    without it, for rules that pool the data, all images are.
     """
     spared = dataset.official_test if train_only and dataset.official_test is not None else None
     pool = np.arange(len(dataset)) if spared is None else np.flatnonzero(~spared)
     if wanted > len(pool):
-        raise UserError(f"--samples {wanted} of {len(pool)} images: ask for fewer, or leave it out")
+        raise UserError(f"--samples {wanted} of {len(pool)} images is too many: ask for fewer, or leave it out")
     generator = randomness.numpy_generator(seed, "samples")
     shuffled = generator.permutation(pool)
     order = np.argsort(dataset.labels[shuffled], kind="stable")
     by_class = dataset.labels[shuffled][order]
-    rank = np.empty(len(pool), dtype=np.int64)  # the how-manieth of its class each image is
+    rank = np.empty(len(pool), dtype=np.int64)  # the position of each image within its class
     rank[order] = np.arange(len(pool)) - np.searchsorted(by_class, by_class)
     tie = generator.permutation(dataset.classes)[dataset.labels[shuffled]]
     chosen = shuffled[np.lexsort((tie, rank))[:wanted]]
@@ -123,7 +124,7 @@ def keep_samples(dataset: Dataset, wanted: int, seed: int, *, train_only: bool) 
 
 
 def keep_only(dataset: Dataset, kept: Indices) -> Dataset:
-    """The labels of these images, for dividing them; their pixels stay where they are."""
+    """Keep only the labels of these images, for partitioning them; their pixels stay where they are."""
     return replace(
         dataset,
         images=np.broadcast_to(np.zeros((), np.uint8), (len(kept), 1, 1, 1)),

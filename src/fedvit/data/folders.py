@@ -1,4 +1,4 @@
-"""Image folders: class/image, site/class/image, domain/class/image, train and test, Tiny-ImageNet's own layout."""
+"""Image folders: class/image, site/class/image, domain/class/image, train and test, and Tiny-ImageNet's own layout."""
 
 import os
 from collections import Counter
@@ -20,7 +20,7 @@ TRAIN, TEST, VAL = ("train", "training"), ("test", "testing"), ("val", "valid", 
 
 @dataclass(frozen=True)
 class _Scan:
-    """What lies in a folder, before any image is read."""
+    """What a folder contains, before any image is read."""
 
     files: tuple[Path, ...]
     labels: NDArray[np.int64]
@@ -32,7 +32,7 @@ class _Scan:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a folder stands: its class, its domain or site, and whether the source calls it test."""
+    """What a folder's path says: its class, its domain or site, and whether it belongs to train, test or val."""
 
     label: str
     group: str | None
@@ -41,7 +41,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A folder without subfolders, its path's parts below the root, and its files."""
+    """A folder without subfolders, the parts of its path below the root, and its files."""
 
     folder: Path
     parts: tuple[str, ...]
@@ -49,7 +49,7 @@ class _Leaf:
 
 
 def leaves(root: Path) -> list[_Leaf]:
-    """All leaves in the order of their names, links followed, hidden names passed over; an empty one is a leaf too."""
+    """Return all leaves sorted by name, following links and skipping hidden names; an empty folder is a leaf too."""
     found = []
     for base, directories, files in os.walk(root, followlinks=True):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
@@ -60,7 +60,7 @@ def leaves(root: Path) -> list[_Leaf]:
 
 
 def _part_of(name: str) -> str | None:
-    """train, test or val, if this is what a folder's name says."""
+    """Return train, test or val if a folder's name says so."""
     for part, names in (("train", TRAIN), ("test", TEST), ("val", VAL)):
         if name.lower() in names:
             return part
@@ -68,13 +68,13 @@ def _part_of(name: str) -> str | None:
 
 
 def looks_like_images(folder: Path) -> bool:
-    """Whether some folder below holds an image."""
+    """Return whether any folder below holds an image."""
     some = (leaf.files[:1] for leaf in leaves(folder))
     return any(Path(name).suffix.lower() in SUFFIXES for files in some for name in files)
 
 
 def place(parts: tuple[str, ...], root: Path, layout: Layout) -> _Place:
-    """Read a leaf's path: train or test may stand first or second, then [domain or site,] class."""
+    """Interpret a leaf's path: train or test may come first or second, then [domain or site,] class."""
     names = list(parts)
     part = None
     for position in range(min(2, len(names) - 1)):
@@ -87,11 +87,13 @@ def place(parts: tuple[str, ...], root: Path, layout: Layout) -> _Place:
     if len(names) == 2 and layout in ("auto", "domain", "site"):
         return _Place(names[1], names[0], part)
     wanted = {"class": "class/image", "auto": "class/image or site/class/image"}.get(layout, f"{layout}/class/image")
-    raise UserError(f"expected {wanted} in {root}, found a folder {'/'.join(parts)}; --set data.layout= decides")
+    raise UserError(
+        f"expected {wanted} in {root}, found a folder {'/'.join(parts)}; --set data.layout=... chooses the layout"
+    )
 
 
 def group_names(root: Path, layout: Layout) -> tuple[str, ...]:
-    """The domains or sites below a folder; none where classes come first."""
+    """Return the domains or sites below a folder; there are none if classes come first."""
     if layout in ("class", "tiny_imagenet") or _is_tiny_imagenet(root):
         return ()
     return tuple(sorted({g for leaf in leaves(root) if (g := place(leaf.parts, root, layout).group) is not None}))
@@ -102,7 +104,7 @@ def _is_tiny_imagenet(root: Path) -> bool:
 
 
 def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
-    """Every image file with its class, group and part."""
+    """Find every image file with its class, group and part."""
     if layout == "tiny_imagenet" or (layout == "auto" and _is_tiny_imagenet(root)):
         return _scan_tiny_imagenet(root)
     placed = [
@@ -139,7 +141,7 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
 def _agreed_classes(
     root: Path, placed: Sequence[tuple[_Place, list[Path]]], class_list: Sequence[str]
 ) -> tuple[str, ...]:
-    """The class names of all sites, which must agree unless `data.class_names` lists them."""
+    """Return the class names of all sites, which must agree unless `data.class_names` lists them."""
     by_group: dict[str | None, set[str]] = {}
     for where, files in placed:
         by_group.setdefault(where.group, set()).add(where.label)
@@ -162,9 +164,9 @@ def _agreed_classes(
 
 
 def _scan_tiny_imagenet(root: Path) -> _Scan:
-    """train/WNID/images/*, and val/images/* with val_annotations.txt, or val/WNID/..., as the test set."""
+    """Find train/WNID/images/* and, as test set, val/images/* with val_annotations.txt, or val/WNID/*."""
     if not _is_tiny_imagenet(root):
-        raise UserError(f"{root} is not Tiny-ImageNet's layout: expected wnids.txt, train/ and val/")
+        raise UserError(f"{root} does not have Tiny-ImageNet's layout: expected wnids.txt, train/ and val/")
     ids = (root / "wnids.txt").read_text().split()
     numbers = {name: label for label, name in enumerate(ids)}
     words = {}
@@ -194,17 +196,17 @@ def _scan_tiny_imagenet(root: Path) -> _Scan:
 
 
 def _annotations(path: Path) -> list[tuple[str, str]]:
-    """File and class of each validation image."""
+    """Return the file and class of each validation image."""
     if not path.is_file():
-        raise UserError(f"no {path}: Tiny-ImageNet's test images need it, or folders val/WNID")
+        raise UserError(f"no {path}: Tiny-ImageNet's test images need this file, or folders val/WNID")
     fields = [line.split("\t") for line in path.read_text().splitlines() if line.strip()]
     return [(field[0], field[1]) for field in fields if len(field) > 1]
 
 
 def fingerprint(files: Sequence[Path], root: Path) -> list[tuple[str, int, int, int]]:
-    """The folder, and name, size and times of every file: what the cache is keyed by."""
+    """Return the folder, and the name, size and times of every file, which form the key of the cache."""
     rows = [(str(root.resolve()), 0, 0, 0)]
-    below = len(os.path.join(root, ""))  # text is several times quicker than paths here
+    below = len(os.path.join(root, ""))  # strings are several times faster than Path objects here
     for path in map(os.fspath, files):
         try:
             stat = os.stat(path)
@@ -215,7 +217,7 @@ def fingerprint(files: Sequence[Path], root: Path) -> list[tuple[str, int, int, 
 
 
 def decode(file: Path, size: tuple[int, int], modes: Counter[str]) -> NDArray[np.uint8]:
-    """An image squashed to size (width, height), in colour; grey ones are converted, 16 bits become 8. Counts modes."""
+    """Decode an image, squash it to size (width, height), convert it to 8-bit color, and count its mode in `modes`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -226,7 +228,7 @@ def decode(file: Path, size: tuple[int, int], modes: Counter[str]) -> NDArray[np
             if image.mode == "F":
                 raise UnreadableError(f"{file} has float pixels of unknown range: convert it to 8 or 16 bits")
             mode = "grey" if image.mode in ("1", "L", "LA") or image.mode.startswith("I") else "colour"
-            if image.mode.startswith("I"):  # PIL would cut 16-bit values off at 255 instead of scaling them
+            if image.mode.startswith("I"):  # PIL would clip 16-bit values at 255 instead of scaling them
                 image = Image.fromarray((np.asarray(image, dtype=np.int64).clip(0, 65535) // 257).astype(np.uint8))
             colour = image.convert("RGB")
         if colour.size != size:
@@ -237,7 +239,7 @@ def decode(file: Path, size: tuple[int, int], modes: Counter[str]) -> NDArray[np
         raise
     except UnidentifiedImageError as problem:
         raise UnreadableError(f"{file} is not an image") from problem
-    except Exception as problem:  # whatever a decoder stumbles over, the file is what is wrong
+    except Exception as problem:  # whatever a decoder raises, the file is at fault
         if isinstance(problem, OSError) and problem.errno is not None:
             raise UserError(f"{file} cannot be opened: {problem.strerror}") from problem
         raise UnreadableError(f"{file} cannot be read: {problem}") from problem

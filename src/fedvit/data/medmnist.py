@@ -1,4 +1,4 @@
-"""Names that MedMNIST's files do not carry: which sets there are, and what their labels mean (medmnist.com)."""
+"""Names that MedMNIST's files do not contain: which datasets exist, and what their labels mean (medmnist.com)."""
 
 ORGANS = (
     "bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left", "lung-right",
@@ -9,7 +9,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
         "cancer-associated stroma", "colorectal adenocarcinoma epithelium",
     ),
-    "chestmnist": (),  # several labels an image, which we do not read
+    "chestmnist": (),  # several labels per image, which we do not read
     "dermamnist": (
         "actinic keratoses", "basal cell carcinoma", "benign keratosis", "dermatofibroma", "melanoma",
         "melanocytic nevi", "vascular lesions",
@@ -33,6 +33,6 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 
 def medmnist_name(stem: str) -> str | None:
-    """The MedMNIST set that a file is by its name, at any size (pathmnist, pathmnist_64); None where it is none."""
+    """Return the MedMNIST dataset that a file's name stands for, at any size (pathmnist, pathmnist_64), or None."""
     name = stem.partition("_")[0].lower()
     return name if name in CLASSES else None

@@ -1,4 +1,4 @@
-"""Sources of images. Every source becomes one `Dataset`: uint8 images of one size, labels, names."""
+"""Sources of images. Every source becomes one `Dataset`: uint8 images of one size, labels and names."""
 
 import json
 import logging
@@ -22,9 +22,9 @@ MEDMNIST = tuple(medmnist.CLASSES)
 
 
 def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
-    """The data set of these settings; folders are stored at `size` pixels unless data.size says otherwise.
+    """Load the dataset of these settings; folders are stored at `size` pixels unless data.size says otherwise.
 
-    Without a size a folder's images are not read: that is enough to see who would own what.
+    Without a size a folder's images are not read, which is enough to see who would own what.
     """
     name, path = settings.name, _locate(settings)
     if name == "digits":
@@ -41,7 +41,7 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
 
 
 def _locate(settings: DataSettings) -> Path | None:
-    """The folder or npz file that `data.name` means: as named, or in the data folder."""
+    """Return the folder or npz file that `data.name` means: the path as given, or inside the data folder."""
     if settings.name == "digits" or settings.name in TORCHVISION:
         return None
     for name in (settings.name, f"{settings.name}.npz"):
@@ -52,22 +52,22 @@ def _locate(settings: DataSettings) -> Path | None:
 
 
 def unknown(settings: DataSettings) -> str:
-    """What to say of a data set that is not there."""
-    where = settings.folder or "the data folder, which --data-dir or FEDVIT_DATA names"
+    """Return the error message for a dataset that is not there."""
+    where = settings.folder or "the data folder, which --data-dir or FEDVIT_DATA sets"
     if settings.name in MEDMNIST:
         return (
-            f"{settings.name}.npz is not in {where}; MedMNIST publishes it (medmnist.com): fetch {settings.name}.npz "
-            "and put it there, nothing is downloaded by itself"
+            f"{settings.name}.npz is not in {where}; MedMNIST publishes it (medmnist.com): download "
+            f"{settings.name}.npz and put it there; fedvit does not download it for you"
         )
     names = ["digits", *TORCHVISION, *MEDMNIST]
     return (
-        f"unknown data set {settings.name!r}: not a folder, an npz file or a known name here or in {where}; "
+        f"unknown dataset {settings.name!r}: not a folder, an npz file or a known name here or in {where}; "
         f"{nearest(settings.name, names)}"
     )
 
 
 def groups_of(settings: DataSettings) -> tuple[str, ...]:
-    """The domains or sites of a folder, without reading its images; none for any other source."""
+    """Return the domains or sites of a folder without reading its images; any other source has none."""
     if settings.site is not None:
         return (settings.site,)
     path = _locate(settings)
@@ -78,14 +78,14 @@ def groups_of(settings: DataSettings) -> tuple[str, ...]:
 
 
 def load_digits() -> Dataset:
-    """1,797 handwritten digits of 8 x 8, embedded in scikit-learn: nothing is downloaded."""
+    """Load the 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn; nothing is downloaded."""
     pixels, labels = digits_from_file() or digits_from_sklearn()
     grey = np.round(pixels * (255 / 16)).astype(np.uint8)
     return Dataset("digits", grey.reshape(-1, 8, 8, 1), labels.astype(np.int64), tuple("0123456789"))
 
 
 def digits_from_file() -> tuple[np.ndarray, np.ndarray] | None:
-    """Read where scikit-learn keeps them: importing it takes a second."""
+    """Read the digits from scikit-learn's own file, because importing scikit-learn takes a second."""
     package = find_spec("sklearn")
     file = Path(package.origin).parent / "datasets/data/digits.csv.gz" if package and package.origin else None
     if file is None or not file.is_file():
@@ -102,7 +102,7 @@ def digits_from_sklearn() -> tuple[np.ndarray, np.ndarray]:
 
 
 def from_npz(path: Path) -> Dataset:
-    """MedMNIST's layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
+    """Load MedMNIST's npz layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
@@ -128,7 +128,7 @@ def from_npz(path: Path) -> Dataset:
 
 
 def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset:
-    """Image folders of any layout, decoded once into the cache; without a size they are only looked at."""
+    """Load image folders of any layout, decoded once into the cache; without a size, no image is read."""
     found = folders.scan(root, settings.layout, settings.class_list)
     count = len(found.files)
     key = folders.fingerprint(found.files, root)
@@ -147,13 +147,15 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
         )
     good, kinds = entry.good, entry.about
     if len(kinds) == 2:
-        log.warning("%s mixes %d grey and %d colour images: all become colour", root, kinds["grey"], kinds["colour"])
+        log.warning("%s mixes %d gray and %d color images: all become color", root, kinds["grey"], kinds["colour"])
     if not good.all():
-        log.warning("%d of %d files in %s could not be read and are left out", (~good).sum(), count, root)
+        log.warning("%d of %d files in %s could not be read and are skipped", (~good).sum(), count, root)
     groups, owners = found.groups, found.group_names
     if settings.site is not None:
         if groups is not None:
-            raise UserError(f"{root} has sites {', '.join(owners)} in it: the folder of {settings.site} is class/image")
+            raise UserError(
+                f"{root} has the sites {', '.join(owners)}: the folder of {settings.site} must be class/image"
+            )
         groups, owners = np.zeros(count, dtype=np.int64), (settings.site,)
     labels = found.labels[good]
     for label, name in enumerate(found.class_names):
@@ -161,7 +163,7 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
         if number == 0 and not settings.class_list:
             raise UserError(f"the class {name!r} in {root} has no image that can be read")
         if number == 1:
-            log.warning("the class %r in %s has one image: it can be trained on or tested, not both", name, root)
+            log.warning("the class %r in %s has one image, which can only be used to train or to test", name, root)
     return Dataset(
         root.name,
         entry.images,
@@ -175,7 +177,7 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
 
 
 def list_datasets(settings: DataSettings) -> list[dict[str, Any]]:
-    """Every data set by name, what it holds, and whether it is here."""
+    """Return every dataset by name, with what it holds and whether it is available here."""
     folder = settings.folder
     entries = [{"name": "digits", "kind": "embedded", "images": 1797, "classes": 10, "present": True}]
     for name, (kind, images, classes) in TORCHVISION.items():

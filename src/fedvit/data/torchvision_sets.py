@@ -23,17 +23,17 @@ TORCHVISION = {  # name -> torchvision's class, images, classes
     "fashion_mnist": ("FashionMNIST", 70_000, 10),
     "pcam": ("PCAM", 327_680, 2),
 }
-PCAM_SPLITS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's word -> the files'
+PCAM_SPLITS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's name -> the name in the files
 
 
 def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> tuple[str, ...]:
-    """The names that are given, MedMNIST's own for a file of that name, or the numbers themselves."""
+    """Return the given names, MedMNIST's own names for one of its files, or the class numbers themselves."""
     if len(labels) == 0:
         raise UserError(f"{source} has no images")
     count = int(labels.max()) + 1
     empty = sorted(set(range(count)) - set(labels.tolist()))
     if empty:
-        log.warning("%s has no image of the classes numbered %s", source, ", ".join(map(str, empty[:5])))
+        log.warning("%s has no images of the classes with the numbers %s", source, ", ".join(map(str, empty[:5])))
     if names is None:
         known = medmnist.CLASSES.get(medmnist.medmnist_name(Path(str(source)).stem) or "", ())
         return known if len(known) == count else tuple(str(number) for number in range(count))
@@ -43,7 +43,7 @@ def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> t
 
 
 def from_torchvision(name: str, settings: DataSettings) -> Dataset:
-    """A data set of torchvision's in the data folder, in torchvision's own layout; checksums are torchvision's."""
+    """Load one of torchvision's datasets from the data folder, in torchvision's layout and with its checksums."""
     import torchvision.datasets
 
     if settings.folder is None:
@@ -54,7 +54,7 @@ def from_torchvision(name: str, settings: DataSettings) -> Dataset:
             return _from_pcam(kind, settings)
         parts = [kind(settings.folder, train=train, download=settings.download) for train in (True, False)]
     except (RuntimeError, OSError, ImportError, ValueError, EOFError) as problem:
-        fetch = "" if settings.download else ", or fetch them with --set data.download=true"
+        fetch = "" if settings.download else ", or download them with --set data.download=true"
         raise UserError(
             f"{name} cannot be read from {settings.folder} ({str(problem).splitlines()[0]}): put torchvision's files "
             f"there{fetch}"
@@ -66,10 +66,10 @@ def from_torchvision(name: str, settings: DataSettings) -> Dataset:
 
 
 def _from_pcam(kind: Any, settings: DataSettings) -> Dataset:
-    """PatchCamelyon: too large for memory, so its images go through the cache once; val joins train."""
+    """Load PatchCamelyon, which is too large for memory, so its images go through the cache once; val joins train."""
     assert settings.folder is not None
     for split in PCAM_SPLITS:
-        kind(settings.folder, split=split, download=settings.download)  # torchvision checks that the files are there
+        kind(settings.folder, split=split, download=settings.download)  # torchvision checks that the files exist
     import h5py
 
     files = [settings.folder / "pcam" / f"camelyonpatch_level_2_split_{name}" for name in PCAM_SPLITS.values()]

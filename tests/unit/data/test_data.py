@@ -125,7 +125,7 @@ def test_tiny_imagenet_that_deviates_is_told_how(tmp_path: Path, store: Path) ->
     (root / "wnids.txt").write_text("n01\nn02\nn03\n")
     with pytest.raises(UserError, match="no images of n03"):
         load_dataset(settings(root, store), 16)
-    with pytest.raises(UserError, match="is not Tiny-ImageNet's layout"):
+    with pytest.raises(UserError, match="does not have Tiny-ImageNet's layout"):
         load_dataset(settings(tmp_path, store, layout="tiny_imagenet"), 16)
 
 
@@ -243,7 +243,7 @@ def test_grey_and_colour_are_mixed_into_colour_and_said(
     picture(root / "cat" / "grey.png", 7, mode="L")
     data = load_dataset(settings(root, store), 16)
     assert data.images.shape[3] == 3
-    assert "mixes 1 grey and 24 colour images" in caplog.text
+    assert "mixes 1 gray and 24 color images" in caplog.text
 
 
 def test_sixteen_bit_images_are_scaled_not_cut_off(tmp_path: Path, store: Path) -> None:
@@ -375,7 +375,7 @@ def test_grey_and_colour_parts_of_an_npz_are_joined_and_said(tmp_path: Path, cap
         DataSettings(name=str(npz(tmp_path / "x.npz", val_images=np.zeros((10, 28, 28, 3), np.uint8)))), 8
     )
     assert data.images.shape == (90, 28, 28, 3)
-    assert "mixes grey and colour" in caplog.text
+    assert "mixes gray and color" in caplog.text
     with pytest.raises(UserError, match="different sizes"):
         load_dataset(DataSettings(name=str(npz(tmp_path / "y.npz", val_images=np.zeros((10, 9, 9), np.uint8)))), 8)
 

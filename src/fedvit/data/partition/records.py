@@ -1,4 +1,4 @@
-"""Who owns which images: what a partition is, whatever rule made it."""
+"""What a partition is, whatever rule made it: who owns which images."""
 
 import hashlib
 import json
@@ -37,7 +37,7 @@ class Partition:
     global_test: Indices
     class_names: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
-    source: str = ""  # hash of the images and labels it divides
+    source: str = ""  # hash of the images and labels that it partitions
 
     @property
     def seen(self) -> list[str]:
@@ -58,7 +58,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Request:
-    """What a rule gets beside the data: its settings, the fewest images of a client, the share for testing."""
+    """What a rule gets besides the data, such as the fewest images a client may have and the fraction for testing."""
 
     settings: PartitionSettings
     clients: int

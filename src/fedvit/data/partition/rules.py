@@ -1,4 +1,4 @@
-"""The rules that divide images over clients, one function each."""
+"""The rules that partition images among clients, one function each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ MAX_REDRAWS = 10_000
 
 
 def iid(dataset: Dataset, ask: Request) -> Partition:
-    """Every client gets the same number of images at random."""
+    """Give every client the same number of images at random."""
     if dataset.official_test is not None:
         train, test = _official(dataset, ask)
         parts = [np.array_split(ask.generator.permutation(part), ask.clients) for part in (train, test)]
@@ -29,14 +29,14 @@ def iid(dataset: Dataset, ask: Request) -> Partition:
 
 
 def dirichlet(dataset: Dataset, ask: Request) -> Partition:
-    """FedPerfix: train and test pooled, per class p ~ Dir(alpha), full clients get no more."""
+    """FedPerfix: pool train and test, draw p ~ Dir(alpha) per class; clients that are full get no more images."""
     everything = np.arange(len(dataset))
     counts = _dirichlet_counts(dataset.labels, dataset.classes, ask)
     return _pooled(_deal(everything, dataset.labels, counts, ask.generator), ask)
 
 
 def _pooled(owned: Sequence[Indices], ask: Request) -> Partition:
-    """Train and test per client at random, not stratified; the global test set is the union."""
+    """Divide each client's images into train and test at random, not stratified; the global test set is the union."""
     clients = {}
     for number, indices in enumerate(owned):
         order = ask.generator.permutation(indices)
@@ -53,11 +53,11 @@ def _union_of_tests(clients: Mapping[str, ClientPartition]) -> Indices:
 
 
 def by_site(dataset: Dataset, ask: Request) -> Partition:
-    """Every owner's folder is a client, split without regard to the other owners: the same as at its own site."""
+    """Make every owner's folder a client, divided without regard to the other owners: the same as at its own site."""
     groups = _groups_of(dataset)
     if ask.clients != len(dataset.group_names):
         raise UserError(
-            f"there are {len(dataset.group_names)} sites, so --clients {ask.clients} cannot be: leave it out"
+            f"there are {len(dataset.group_names)} sites, so --clients {ask.clients} is not possible: leave it out"
         )
     clients: dict[str, ClientPartition] = {}
     for number, name in enumerate(dataset.group_names):
@@ -67,12 +67,12 @@ def by_site(dataset: Dataset, ask: Request) -> Partition:
 
 
 def by_domain(dataset: Dataset, ask: Request) -> Partition:
-    """FedPerfix's Office-Home: the same number of clients in every domain, Dir(alpha) per class inside."""
+    """FedPerfix's Office-Home: the same number of clients in every domain, and Dir(alpha) per class inside it."""
     groups, domains = _groups_of(dataset), dataset.group_names
     each, rest = divmod(ask.clients, len(domains))
     if rest or not each:
         raise UserError(
-            f"{ask.clients} clients cannot be divided over {len(domains)} domains ({', '.join(domains)}): "
+            f"{ask.clients} clients cannot be divided among {len(domains)} domains ({', '.join(domains)}): "
             f"use a multiple of {len(domains)}"
         )
     owned: dict[str, Indices] = {}
@@ -89,12 +89,12 @@ def by_domain(dataset: Dataset, ask: Request) -> Partition:
 
 
 def _domain_counts(labels: Labels, classes: int, clients: int, domain: str, ask: Request) -> NDArray[np.int64]:
-    """Images of each class for each client of one domain; redrawn until all have enough."""
+    """Draw the number of images of each class for each client of one domain, until every client has enough."""
     sizes = np.bincount(labels, minlength=classes)
     fair = len(labels) // clients
     if ask.settings.min_samples is not None and ask.least > fair:
         raise UserError(
-            f"{len(labels)} images of {domain} cannot give {clients} clients {ask.least} each; at most {fair}"
+            f"{len(labels)} images of {domain} cannot give {clients} clients {ask.least} each, at most {fair}"
         )
     least = ask.least if ask.settings.min_samples is not None else min(ask.least, fair // 2)
     for _ in range(MAX_REDRAWS):
@@ -104,8 +104,8 @@ def _domain_counts(labels: Labels, classes: int, clients: int, domain: str, ask:
         if counts.sum(axis=0).min() >= least:
             return counts
     raise UserError(
-        f"no split of the {len(labels)} images of {domain} over {clients} clients with alpha {ask.settings.alpha} gave "
-        f"every client {least} images in {MAX_REDRAWS:,} draws: use fewer clients, a larger alpha or a smaller "
+        f"no partition of the {len(labels)} images of {domain} among {clients} clients with alpha {ask.settings.alpha} "
+        f"gave every client {least} images in {MAX_REDRAWS:,} draws: use fewer clients, a larger alpha or a smaller "
         "partition.min_samples"
     )
 
@@ -119,7 +119,7 @@ def _groups_of(dataset: Dataset) -> Labels:
 
 
 def _stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Request) -> Partition:
-    """The source's own train and test of every client, or a stratified share for testing."""
+    """Use the source's own train and test images of every client, or hold out a stratified fraction for testing."""
     clients = {}
     for name, indices in owned.items():
         if dataset.official_test is not None:
@@ -131,7 +131,7 @@ def _stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Req
 
 
 def _stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices, Indices]:
-    """The same share of every class for testing; a class with one image is trained on."""
+    """Hold out the same fraction of every class for testing; a class with one image is only trained on."""
     train, test = [], []
     for label in np.unique(labels[indices]):
         members = ask.generator.permutation(indices[labels[indices] == label])
@@ -145,14 +145,14 @@ def _stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices
 
 
 def dirichlet_train(dataset: Dataset, ask: Request) -> Partition:
-    """FedPEFT: the training set by Dir(alpha) per class; test images in the client's class proportions."""
+    """FedPEFT: partition the training set by Dir(alpha) per class; test images follow each client's class mix."""
     train, test = _official(dataset, ask)
     counts = _dirichlet_counts(dataset.labels[train], dataset.classes, ask)
     return _by_shares(dataset, train, test, _normalised(counts), ask.generator)
 
 
 def pathological(dataset: Dataset, ask: Request) -> Partition:
-    """FedV: every client has `classes` classes, each class divided evenly over its owners."""
+    """FedV: every client has `classes` classes, and each class is divided evenly among its owners."""
     per_client = ask.settings.classes
     if not 1 <= per_client <= dataset.classes:
         raise UserError(f"partition.classes must lie in 1..{dataset.classes}, found {per_client}")
@@ -162,9 +162,9 @@ def pathological(dataset: Dataset, ask: Request) -> Partition:
 
 
 def dh(dataset: Dataset, ask: Request) -> Partition:
-    """PFedEdit: `level` percent of the classes are missing at each client; shares are nearly equal.
+    """PFedEdit: each client lacks `level` percent of the classes; shares are nearly equal.
 
-    Departs from its code: cuts are rounded on the cumulative share, so that no image is lost; it floors each share.
+    Departs from its code, which floors each share: we round the cumulative share, so that no image is lost.
     """
     total, level = dataset.classes, ask.settings.level
     per_client = max(1, round(total * (1 - level / 100)), round(total / 10))
@@ -180,7 +180,7 @@ def dh(dataset: Dataset, ask: Request) -> Partition:
 
 
 def _official(dataset: Dataset, ask: Request) -> tuple[Indices, Indices]:
-    """The source's own train and test; where it has none, a stratified share is held out as test."""
+    """Return the source's own train and test images; if it has no test set, hold out a stratified fraction."""
     mask = dataset.official_test
     if mask is None:
         return _stratified(dataset.labels, np.arange(len(dataset)), ask)
@@ -190,7 +190,7 @@ def _official(dataset: Dataset, ask: Request) -> tuple[Indices, Indices]:
 def _by_shares(
     dataset: Dataset, train: Indices, test: Indices, shares: NDArray[np.float64], generator: Generator
 ) -> Partition:
-    """Divide train and test of every class by the same shares (classes x clients)."""
+    """Divide the train and test images of every class by the same shares (classes x clients)."""
     parts = []
     for indices in (train, test):
         labels = dataset.labels[indices]
@@ -213,7 +213,7 @@ def _client_split(train: Indices, test: Indices) -> ClientPartition:
 
 
 def _dirichlet_counts(labels: Labels, classes: int, ask: Request) -> NDArray[np.int64]:
-    """How many images of each class each client gets (classes x clients); redrawn until all have enough."""
+    """Draw the number of images of each class for each client (classes x clients), until every client has enough."""
     sizes = np.bincount(labels, minlength=classes)
     alpha = ask.settings.alpha
     for _ in range(MAX_REDRAWS):
@@ -221,21 +221,21 @@ def _dirichlet_counts(labels: Labels, classes: int, ask: Request) -> NDArray[np.
         if counts.sum(axis=0).min() >= ask.least:
             return counts
     raise UserError(
-        f"no split of {len(labels)} images over {ask.clients} clients with alpha {alpha} gave every client "
+        f"no partition of {len(labels)} images among {ask.clients} clients with alpha {alpha} gave every client "
         f"{ask.least} images in {MAX_REDRAWS:,} draws; {_possible(sizes, ask)}"
     )
 
 
 def draw_counts(sizes: Labels, clients: int, alpha: float, generator: Generator) -> NDArray[np.int64]:
-    """One draw: class by class, clients that hold their fair share already get no more."""
+    """Make one draw, class by class; clients that already hold their fair share get no more."""
     counts = np.zeros((len(sizes), clients), dtype=np.int64)
     held = np.zeros(clients, dtype=np.int64)
     fair = sizes.sum() / clients
     for label, size in enumerate(sizes):
         share = generator.dirichlet(np.full(clients, alpha)) * (held < fair)
-        if not share.sum() > 0:  # every client with a share is full, or alpha is so small that all underflow
+        if not share.sum() > 0:  # every client with a share is full, or alpha is so small that all shares underflow
             share = (held < fair).astype(np.float64)
-        # The cumulative sum may end a hair below 1; floored as it is, the last client would get a stray image.
+        # The cumulative sum may end slightly below 1; floored as is, it would give the last client a stray image.
         edges = np.floor(np.cumsum(share / share.sum()) * size + 1e-6).astype(np.int64)
         edges[-1] = size
         counts[label] = np.diff(edges, prepend=0)
@@ -244,7 +244,7 @@ def draw_counts(sizes: Labels, clients: int, alpha: float, generator: Generator)
 
 
 def _possible(sizes: Labels, ask: Request) -> str:
-    """What would work instead: the largest smaller number of clients, the smallest larger alpha."""
+    """Suggest what would work instead: the largest smaller number of clients, the smallest larger alpha."""
     alpha = ask.settings.alpha
 
     def works(clients: int, alpha: float) -> bool:
@@ -274,9 +274,9 @@ def _deal(indices: Indices, labels: Labels, counts: NDArray[np.int64], generator
 
 
 def _class_owners(classes: int, clients: int, per_client: int, generator: Generator) -> NDArray[np.float64]:
-    """Which classes each client owns (classes x clients), as evenly as the numbers allow.
+    """Choose which classes each client owns (classes x clients), as evenly as the numbers allow.
 
-    Client by client, always among the classes with most free places, no class twice.
+    Each client in turn takes the classes with the most free places, none of them twice.
     """
     places = np.full(classes, per_client * clients // classes)
     extra = per_client * clients - places.sum()
@@ -291,7 +291,7 @@ def _class_owners(classes: int, clients: int, per_client: int, generator: Genera
 
 
 def _normalised(shares: NDArray[Any]) -> NDArray[np.float64]:
-    """Every class's shares (classes x clients) to sum 1; a class nobody owns stays at nothing."""
+    """Scale every class's shares (classes x clients) to sum to 1; a class without owners stays at zero."""
     sums = shares.sum(axis=1, keepdims=True)
     result: NDArray[np.float64] = shares / np.where(sums > 0, sums, 1)
     return result

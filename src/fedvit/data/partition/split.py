@@ -1,4 +1,4 @@
-"""From a dataset and settings to a partition: which images each client trains, validates and tests on."""
+"""Make a partition from a dataset and settings: which images each client trains, validates and tests on."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ DEFAULT_CLIENTS = 24
 
 
 def partition_counts(dataset: Dataset, split: Partition) -> dict[str, dict[str, list[int]]]:
-    """Images of every class, for every client and part."""
+    """Count the images of every class, for every client and part."""
     parts = list(split.clients.values())
 
     def count(kind: str) -> list[list[int]]:
@@ -32,7 +32,7 @@ def partition_counts(dataset: Dataset, split: Partition) -> dict[str, dict[str, 
     return {name: {"train": train, "val": val, "test": test} for name, train, val, test in table}
 
 
-POOLED_RULES = ("dirichlet", "domain", "site")  # train and test are divided together
+POOLED_RULES = ("dirichlet", "domain", "site")  # these partition train and test images together
 
 
 def partition_dataset(
@@ -44,7 +44,7 @@ def partition_dataset(
     seed: int,
     probe: float = 0.0,
 ) -> Partition:
-    """Divide the data set over clients by the rule of this name; `probe` is the share a method holds out of train."""
+    """Partition the dataset by the rule that the settings name; `probe` is the fraction a method holds out of train."""
     rules: dict[str, Callable[[Dataset, Request], Partition]] = {
         "iid": iid,
         "dirichlet": dirichlet,
@@ -67,7 +67,7 @@ def partition_dataset(
     least = _least_samples(settings, clients, total, batch / data.test)
     if clients * least > total:
         raise UserError(
-            f"{total} images cannot serve {clients} clients with at least {least} each; "
+            f"{total} images are not enough for {clients} clients with at least {least} each; "
             f"at most {total // least} clients are possible"
         )
     generator = randomness.numpy_generator(seed, "partition")
@@ -76,7 +76,7 @@ def partition_dataset(
         if len(part.train) == 0 or len(part.test) == 0:
             raise UserError(
                 f"client {client} would have {len(part.train)} training and {len(part.test)} test images; use fewer "
-                "clients or, where the source has no test set of its own, a larger data.test or partition.min_samples"
+                "clients or, if the source has no test set of its own, a larger data.test or partition.min_samples"
             )
     if kept is not None:
         result = _renumbered(result, kept)
@@ -89,7 +89,7 @@ def partition_dataset(
 
 
 def _renumbered(result: Partition, kept: Indices) -> Partition:
-    """Indices into the kept images as indices into all of them."""
+    """Convert indices into the kept images to indices into all images."""
     clients = {
         name: ClientPartition(kept[part.train], kept[part.test], kept[part.val])
         for name, part in result.clients.items()
@@ -98,34 +98,36 @@ def _renumbered(result: Partition, kept: Indices) -> Partition:
 
 
 def _choose_unseen(clients: list[str], count: int, seed: int) -> tuple[str, ...]:
-    """The clients that never train."""
+    """Choose the clients that never train."""
     if count >= len(clients):
-        raise UserError(f"data.unseen={count} of {len(clients)} clients leaves nobody to train")
+        raise UserError(f"data.unseen={count} of {len(clients)} clients leaves no client to train")
     order = randomness.numpy_generator(seed, "unseen").permutation(len(clients))
     return tuple(clients[i] for i in sorted(order[:count]))
 
 
 def _least_samples(settings: PartitionSettings, clients: int, total: int, enough: float) -> int:
-    """The fewest images a client may have: one batch to train on, or half an equal share; never fewer than two."""
+    """Return the fewest images a client may have: one batch to train on, or half an equal share; at least two."""
     if settings.min_samples is not None:
         return max(2, settings.min_samples)
     return 2 if settings.name == "site" else max(2, int(min(enough, total / clients / 2)))
 
 
 def _hold_out_val(whole: Partition, share: float, seed: int) -> Partition:
-    """Take a share of every client's training images for choosing things; at least one, never all."""
+    """Hold out a fraction of every client's training images for validation: at least one, never all."""
     clients = {}
     for name, part in whole.clients.items():
         count = max(1, round(len(part.train) * share))
         if count >= len(part.train):
-            raise UserError(f"data.val={share} leaves client {name} with {len(part.train)} images nothing to train on")
+            raise UserError(
+                f"data.val={share} leaves client {name}, with {len(part.train)} images, nothing to train on"
+            )
         order = randomness.numpy_generator(seed, "val", name).permutation(part.train)
         clients[name] = replace(part, val=np.sort(order[:count]), train=np.sort(order[count:]))
     return replace(whole, clients=clients)
 
 
 def hold_out_probe(whole: Partition, labels: Labels, share: float, seed: int) -> Partition:
-    """Take a share of every client's training images for a method's own choices, in the client's mix of classes."""
+    """Hold out a fraction of every client's training images for a method's own choices, in its mix of classes."""
     clients = {}
     for name, part in whole.clients.items():
         count = round(len(part.train) * share)
@@ -135,7 +137,7 @@ def hold_out_probe(whole: Partition, labels: Labels, share: float, seed: int) ->
             raise UserError(
                 f"method.probe={share:g} of the {len(part.train)} training images of client {name} is {count}; at "
                 "least one must be held out and one left: "
-                f"{fits if fewest > 1 else 'a client with one image cannot, raise partition.min_samples'}"
+                f"{fits if fewest > 1 else 'a client with one image cannot do that, so raise partition.min_samples'}"
             )
         order = randomness.numpy_generator(seed, "probe", name).permutation(part.train)
         found, position = np.unique(labels[order], return_inverse=True)
