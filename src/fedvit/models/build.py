@@ -1,4 +1,4 @@
-"""A classifier from its settings: a timm or torchvision backbone, sized, with its plugins attached."""
+"""Build a model from its settings: a timm or torchvision backbone of the right size, with its plugins attached."""
 
 import copy
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from fedvit.models.plugins.attach import attach
 from fedvit.models.token_skipping import all_tokens
 from fedvit.models.weights import load_weights_
 
-# A ViT for 8 px digits: small enough for a laptop, deep enough that "which layers are personal" is a question.
+# A ViT for 8-pixel digits: small enough for a laptop, deep enough that it matters which layers are personal.
 MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2}
 
-PYTHON = "python"  # the name of a module that was given from Python
+PYTHON = "python"  # the name of a module that was passed from Python
 TORCHVISION = ("resnet18", "resnet50", "resnet50_gn", "shufflenet_v2_x0_5")
 
 
 def build(
     settings: ModelSettings, classes: int, plugins: tuple[Plugin, ...], seed: int, own: nn.Module | None = None
 ) -> nn.Module:
-    """The model with its plugins, every initial value keyed by the seed; `own` is a module from Python.
+    """Build the model with its plugins, every initial value keyed by the seed; `own` is a module from Python.
 
-    The backbone does not depend on the plugins: rows of one comparison start from the same weights.
+    The backbone does not depend on the plugins, so the rows of one comparison start from the same weights.
     """
     with randomness.seeded(seed, "model"):
         model = backbone(settings, classes) if settings.name != PYTHON else _copy_of(own, settings, classes)
@@ -43,7 +43,7 @@ def build(
 
 
 def backbone(settings: ModelSettings, classes: int) -> nn.Module:
-    """The plain timm model."""
+    """Build the plain timm or torchvision model."""
     sizes = sizes_of(settings)
     if settings.name == "vit_micro":
         if settings.weights is not None or settings.pretrained:
@@ -68,7 +68,7 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
 
 
 def sizes_of(settings: ModelSettings) -> dict[str, Any]:
-    """The sizes that differ from the model's own, as timm calls them."""
+    """Return the sizes that differ from the model's own, by timm's names."""
     sizes: dict[str, Any] = {}
     if settings.image_size not in (None, input_size(settings.model_copy(update={"image_size": None}))):
         sizes["img_size"] = settings.image_size
@@ -78,10 +78,10 @@ def sizes_of(settings: ModelSettings) -> dict[str, Any]:
 
 
 def _copy_of(own: nn.Module | None, settings: ModelSettings, classes: int) -> nn.Module:
-    """A copy of a module from Python that takes our images and gives a number for every class."""
+    """Copy a module from Python, and check that it accepts our images and returns one number per class."""
     if own is None:
         raise UserError(
-            "the model was a module from Python and no file holds it: give it again, built in the same way, "
+            "the model was a module from Python and no file holds it: pass it again, built in the same way, to "
             "fedvit.load_run(FOLDER, model=module) or fedvit.run(model=module, ...)"
         )
     if settings.fingerprint not in (None, fingerprint(own.state_dict())):
@@ -97,28 +97,28 @@ def _copy_of(own: nn.Module | None, settings: ModelSettings, classes: int) -> nn
     try:
         with torch.no_grad():
             found = tuple(model.eval()(torch.zeros(2, 3, size, size)).shape)
-    except Exception as problem:  # whatever a stranger's module stumbles over
+    except Exception as problem:  # a user's module may raise anything
         raise UserError(f"your module cannot take images of shape (2, 3, {size}, {size}): {problem}") from problem
     if found != (2, classes):
         raise UserError(
-            f"your module should give one number for each of the {classes} classes, shape (2, {classes}) for two "
+            f"your module should return one number for each of the {classes} classes, shape (2, {classes}) for two "
             f"images; found {found}"
         )
     return model.train(was_training)
 
 
 def check_name(name: str) -> None:
-    """A model we can build."""
+    """Raise an error if we cannot build a model of this name."""
     if name == "vit_micro" or name in TORCHVISION or timm.is_model(name):
         return
     known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), *TORCHVISION, "vit_micro"]
     raise UserError(
-        f"unknown model {name!r}; {hint(name, known)}any ViT of timm.list_models() will do, or {', '.join(TORCHVISION)}"
+        f"unknown model {name!r}; {hint(name, known)}any ViT in timm.list_models() works, or {', '.join(TORCHVISION)}"
     )
 
 
 def _convolutional(settings: ModelSettings, classes: int) -> nn.Module:
-    """torchvision's networks, which the papers compare with; pre-trained ones get a fresh classifier."""
+    """Build one of torchvision's networks, to which the papers compare; a pre-trained one gets a fresh classifier."""
     import torchvision.models
 
     name, groups = settings.name.removesuffix("_gn"), settings.name.endswith("_gn")
@@ -138,7 +138,7 @@ def _group_norm(channels: int) -> nn.Module:
 
 
 def _checked_create(create: Callable[[], nn.Module], settings: ModelSettings) -> nn.Module:
-    """timm's own complaints about names and sizes, as a user's mistake."""
+    """Create a model, and report timm's own errors about names and sizes as a user's mistake."""
     try:
         return create()
     except (RuntimeError, AssertionError, TypeError, ValueError, OSError) as problem:
@@ -148,7 +148,7 @@ def _checked_create(create: Callable[[], nn.Module], settings: ModelSettings) ->
 
 
 def input_size(settings: ModelSettings) -> int:
-    """The side of the model's images in pixels, without building it."""
+    """Return the side of the model's images in pixels, without building the model."""
     if settings.image_size is not None:
         return settings.image_size
     if settings.name == "vit_micro":
@@ -161,14 +161,14 @@ def input_size(settings: ModelSettings) -> int:
 
 
 def input_settings(model: nn.Module, settings: ModelSettings) -> InputSettings:
-    """Size from the settings, mean and deviation from the model's own configuration."""
+    """Take the size from the settings, and mean and standard deviation from the model's own configuration."""
     half, imagenet = (0.5, 0.5, 0.5), {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
     config = imagenet if settings.name in TORCHVISION else getattr(model, "pretrained_cfg", None) or {}
     return InputSettings(input_size(settings), tuple(config.get("mean", half)), tuple(config.get("std", half)))
 
 
 def macs_per_example(model: nn.Module, size: int) -> int:
-    """Multiply-adds of one forward pass of one image, plugins included, as torch itself counts them."""
+    """Count the multiply-adds of one image's forward pass, including plugins, as torch itself counts them."""
     from torch.utils.flop_counter import FlopCounterMode
 
     was_training = model.training

@@ -1,4 +1,4 @@
-"""A ViT in three parts for split learning: head and tail at the client, the body between them at the server."""
+"""A ViT in three parts for split learning: head and tail at the client, and the body between them at the server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ Where = Literal["head", "body", "tail"]
 class Cut:
     """Where a ViT is cut.
 
-    B: the head is all that comes before the blocks, the tail final norm and classifier. A: the head is the patch
-    embedding alone, the tail the classifier alone. after: the head also has the first `block` blocks, and everything
-    behind them is the body, the classifier included. vibs: as B, but without tokens and positions, and the body ends
-    in a pseudo class token after a number of blocks that changes, at most `block` of them (0: half).
+    B: the head is everything before the blocks, and the tail is the final norm and the classifier. A: the head is only
+    the patch embedding, and the tail only the classifier. after: the head also has the first `block` blocks, and
+    everything after them is the body, including the classifier. vibs: like B, but without tokens and positions, and
+    the body ends in a pseudo class token after a varying number of blocks, at most `block` of them (0: half).
     """
 
     kind: Literal["A", "B", "after", "vibs"] = "B"
     block: int = 0
 
     def part_of(self, name: str) -> Where:
-        """The part that a weight belongs to."""
+        """Return the part that a weight belongs to."""
         first, _, rest = name.partition(".")
         if self.kind in ("A", "vibs") and first in EMBEDDING:
             return "head" if first == "patch_embed" else "body"
@@ -47,7 +47,7 @@ class Cut:
         return [name for name in state_names(model) if self.part_of(name) in parts]
 
     def selector(self, *parts: Where) -> Selector:
-        """The weights of these parts, in a model that can be cut like this."""
+        """Select the weights of these parts, in a model that can be cut this way."""
 
         def match(model: nn.Module) -> set[str]:
             self.check(model)
@@ -56,7 +56,7 @@ class Cut:
         return Selector(" and ".join(parts), match)
 
     def check(self, model: nn.Module) -> None:
-        """Raise where a model cannot be cut like this."""
+        """Raise an error if a model cannot be cut this way."""
         if not isinstance(model, VisionTransformer):
             raise UserError(
                 f"{type(model).__name__} cannot be cut for split learning: only a chain of blocks between an embedding "
@@ -68,31 +68,31 @@ class Cut:
         if self.kind == "after" and hasattr(model, "adapter"):
             raise UserError("one adapter for all blocks would lie on both sides of the cut: use tune.per_layer=true")
         if self.kind == "vibs" and (model.global_pool != "token" or hasattr(model, "head_dist")):
-            raise UserError("this method needs a ViT that classifies by one class token; choose another model")
+            raise UserError("this method needs a ViT that classifies from one class token; choose another model")
         if self.kind == "vibs" and self.block > depth:
             raise UserError(f"the body has {depth} blocks, so it cannot end after {self.block}: choose 1 to {depth}")
 
 
 class Stage(nn.Module):
-    """One piece of the forward pass, under the weights' own names."""
+    """One piece of the forward pass, which keeps the weights' own names."""
 
     def __init__(self, module: nn.Module, run: Callable[[Tensor], Tensor], names: Sequence[str]):
         super().__init__()
         self.module, self.names = module, list(names)
-        self.steps = (run,)  # in a tuple, where it is not registered as a part of its own
+        self.steps = (run,)  # in a tuple, so that it is not registered as a submodule
 
     def forward(self, x: Tensor) -> Tensor:
         return self.steps[0](x)
 
     def under(self, weights: Tree, x: Tensor) -> Tensor:
-        """This stage with other weights; a weight that is not given is the module's own."""
+        """Run this stage with other weights; a weight that is not given is the module's own."""
         mine = {f"module.{name}": weights[name] for name in self.names if name in weights}
         out: Tensor = functional_call(self, mine, (x,), tie_weights=False)
         return out
 
 
 class Parts:
-    """The stages of a model that is cut; all of them run on the one module."""
+    """The stages of a model that is cut; all of them run on the same module."""
 
     def __init__(self, model: nn.Module, cut: Cut):
         assert isinstance(model, VisionTransformer)
@@ -123,7 +123,7 @@ class Parts:
         return self.model.norm_pre(self.model.patch_drop(tokens))  # type: ignore[no-any-return]
 
     def run(self, part: Where, weights: Tree, x: Tensor, *, depth: int | None = None) -> Tensor:
-        """A part's output. `depth` ends a changing body after so many blocks."""
+        """Return a part's output; `depth` ends a varying body after this many blocks."""
         for stage in self.stages(part, depth):
             x = stage.under(weights, x)
         return self.rows_of(x) if part == "body" else x
@@ -133,7 +133,7 @@ class Parts:
         return chain if depth is None or part != "body" else [*chain[:depth], chain[-1]]
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """The tokens that the tail needs; the others would cross for nothing."""
+        """Return only the tokens that the tail needs; sending the others would be a waste."""
         return x if self.rows is None else x[:, : self.rows]
 
 
@@ -142,7 +142,7 @@ def _under(model: nn.Module, *paths: str) -> list[str]:
 
 
 def needed_rows(model: VisionTransformer) -> int | None:
-    """How many of the first tokens a classifier looks at; None: all."""
+    """Return how many of the first tokens a classifier reads; None means all."""
     if model.global_pool != "token" or getattr(model, "attn_pool", None) is not None:
         return None
     return 2 if hasattr(model, "head_dist") else 1

@@ -1,4 +1,4 @@
-"""Plugins that are linear where they sit become part of the plain model's own weights; the others say why not."""
+"""Fold plugins that are linear into the plain model's own weights; for all others, explain why that is impossible."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,20 +24,20 @@ from fedvit.models.plugins.specs import (
 
 Weights = dict[str, Tensor]
 WHY_NOT: dict[type, str] = {
-    Prompt: "prompts are further tokens in every block, which the plain model does not have",
+    Prompt: "prompts are additional tokens in every block, which the plain model does not have",
     Adapter: "adapters have an activation between two maps, which no weight of the plain model can hold",
-    Projection: "MOON's projection is two further layers before the classifier (method.projection=0 trains without)",
+    Projection: "MOON's projection adds two layers before the classifier (method.projection=0 trains without it)",
     Offset: "every image goes through the network twice, mixed with the client's own image",
     Pseudo: "the features leave the body early, through convolutions that the plain model does not have",
 }
 
 
 class CannotFoldError(Exception):
-    """Why no plain model computes the same."""
+    """No plain model computes the same; the message says why."""
 
 
 def fold(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
-    """The weights of the plain model that computes the same as this one with its plugins."""
+    """Return the weights of the plain model that computes the same as this one with its plugins."""
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     for plugin in plugins:
         match plugin:
@@ -53,7 +53,7 @@ def fold(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
                     _add(weights, f"{path}.weight", second.weight)
                     _add(weights, f"{path}.bias", second.bias)
             case HeadMaker() | Splitter() | FeatureNoise():
-                pass  # they take no part in predictions
+                pass  # they are not used in predictions
             case _:
                 raise CannotFoldError(WHY_NOT[type(plugin)])
     kinds = {plugin.kind for plugin in plugins}
@@ -61,10 +61,10 @@ def fold(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
 
 
 def _fold_prefix(model: nn.Module, plugin: Prefix, weights: Weights) -> None:
-    """A prefix that is one linear map of the block's input is a change of the keys' and values' rows."""
+    """Fold a prefix that is one linear map of the block's input into the rows of keys and values."""
     if plugin.combine == "concat":
         raise CannotFoldError(
-            "prefixes are further keys and values in every block, which the plain model does not have"
+            "prefixes are additional keys and values in every block, which the plain model does not have"
         )
     if plugin.bottleneck is not None:
         raise CannotFoldError("prefixes have a tanh between two maps, which no weight of the plain model can hold")
@@ -75,14 +75,14 @@ def _fold_prefix(model: nn.Module, plugin: Prefix, weights: Weights) -> None:
 
 
 def _blocks_of(model: nn.Module, kind: str) -> list[tuple[str, Any]]:
-    """The path of every block, and its plugin of this kind."""
+    """Return the path of every block, and its plugin of this kind."""
     return [(f"blocks.{i}", getattr(block, kind)) for i, block in enumerate(vit_blocks(model, kind))]
 
 
 def _add(weights: Weights, name: str, change: Tensor, first_row: int = 0) -> None:
-    """Add to the rows of a weight from `first_row` on, in double precision."""
+    """Add to the rows of a weight, starting at `first_row`, in double precision."""
     if name not in weights:
-        raise CannotFoldError(f"the plain model has no {name} that could take the plugin's")
+        raise CannotFoldError(f"the plain model has no {name} that could absorb the plugin's")
     sum_ = weights[name].double()
     sum_[first_row:] += change.detach().double()
     weights[name] = sum_.to(torch.float32)

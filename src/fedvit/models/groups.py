@@ -16,7 +16,7 @@ TOKENS = ("cls_token", "dist_token", "reg_token")
 
 
 def name_groups_(model: nn.Module, groups: dict[str, list[str]]) -> None:
-    """Give the model its own layer groups; a path that means no weight is an error."""
+    """Give the model its own layer groups; a path that matches no weight is an error."""
     for name, paths in groups.items():
         for path in paths:
             Selector(f"{path} (of the layer group {name})", under(path).match).names(model)
@@ -24,7 +24,7 @@ def name_groups_(model: nn.Module, groups: dict[str, list[str]]) -> None:
 
 
 def group(name: str) -> Selector:
-    """A layer group of the command line: one that the model itself names, one of GROUPS, blocks.N, or a plugin."""
+    """Select a layer group as on the command line: one that the model itself names, one of GROUPS, blocks.N, or a plugin."""
 
     def match(model: nn.Module) -> set[str]:
         named = groups_of_model(model)
@@ -34,14 +34,14 @@ def group(name: str) -> Selector:
 
 
 def check_groups(names: str, named: Iterable[str] = ()) -> None:
-    """Complain about layer groups that nobody knows."""
+    """Raise an error for unknown layer groups."""
     for name in (part.strip() for part in names.split(",")):
         if name and name not in named:
             _known_group(name, named)
 
 
 def _known_group(name: str, named: Iterable[str] = ()) -> Selector:
-    """A layer group that every ViT has."""
+    """Select a layer group that does not depend on the model: one of GROUPS, blocks.N, or a plugin."""
     match name:
         case "head":
             return Selector("head", lambda model: under(*head_names(model)).match(model))
@@ -63,7 +63,7 @@ def _known_group(name: str, named: Iterable[str] = ()) -> Selector:
 
 
 def groups(names: str) -> Selector:
-    """Several layer groups, joined by commas."""
+    """Select several layer groups, joined by commas."""
     chosen = [group(part.strip()) for part in names.split(",") if part.strip()]
     if not chosen:
         raise UserError(f"expected layer groups joined by commas, found {names!r}; {nearest('', GROUPS)}")
@@ -82,6 +82,6 @@ last_block = Selector("last block", lambda model: under(f"blocks.{len(getattr(mo
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
-    """The live tensors of a model under their state names: parameters and float buffers."""
+    """Return the live tensors of a model under their state names: parameters and float buffers."""
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     return {name: tensors[name] for name in state_names(model)}

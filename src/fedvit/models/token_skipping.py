@@ -1,4 +1,4 @@
-"""The last block of a ViT without the tokens that no classifier reads: most of its matrix products."""
+"""Run the last block of a ViT without the tokens that no classifier reads, which saves most of its matrix products."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ from fedvit.models.plugins.modules import StatisticNoise
 
 
 def skip_unread_tokens_(model: nn.Module) -> None:
-    """Let the last block give only the tokens that the classifier reads; their values are the same up to rounding.
+    """Make the last block return only the tokens that the classifier reads; their values are the same up to rounding.
 
-    Where the block or its plugins are not known to treat every token alone, it stays as it is.
+    Unless the block and its plugins are known to treat every token separately, the block stays as it is.
     """
     if type(model) not in (VisionTransformer, VisionTransformerDistilled):
         return
@@ -28,11 +28,11 @@ def skip_unread_tokens_(model: nn.Module) -> None:
     rows, block = needed_rows(model), _last_of(model)
     if rows is not None and _is_plain(block):
         block.attn.forward = partial(_attend, block.attn, rows)
-        block.forward = partial(forward, block, rows)  # a partial, so that a copy of the model means itself
+        block.forward = partial(forward, block, rows)  # a partial, so that a copy of the model refers to itself
 
 
 def give_all_tokens_(model: nn.Module) -> bool:
-    """Undo `skip_unread_tokens_`, for models that leave our hands; whether there was anything to undo."""
+    """Undo `skip_unread_tokens_`, for models that we hand out; return whether there was anything to undo."""
     if not isinstance(model, VisionTransformer):
         return False
     block = _last_of(model)
@@ -45,7 +45,7 @@ def give_all_tokens_(model: nn.Module) -> bool:
 
 @contextmanager
 def all_tokens(model: nn.Module) -> Iterator[None]:
-    """The model as it was built, for a moment."""
+    """Run the model as it was built, temporarily."""
     found = give_all_tokens_(model)
     try:
         yield
@@ -59,7 +59,7 @@ def _last_of(model: VisionTransformer) -> Any:
 
 
 def _is_plain(block: Any) -> bool:
-    """Whether this is timm's own block, where nothing is drawn and no plugin looks at all its tokens."""
+    """Return whether this is timm's own block, without random draws and without a plugin that looks at all its tokens."""
     if type(block) is not Block or type(block.attn) is not Attention:
         return False
     attn, hooks = block.attn, [getattr(part, kind) for part in (block, block.attn) for kind in HOOKS]
@@ -75,13 +75,13 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def forward(block: Any, rows: int, x: Tensor) -> Tensor:
-    """timm's block, (batch, tokens, dim) -> (batch, rows, dim)."""
+    """Run timm's block, (batch, tokens, dim) -> (batch, rows, dim)."""
     out = x[:, :rows] + block.drop_path1(block.ls1(block.attn(block.norm1(x))))
     return out + block.drop_path2(block.ls2(block.mlp(block.norm2(out))))  # type: ignore[no-any-return]
 
 
 def _attend(attn: Any, rows: int, x: Tensor) -> Tensor:
-    """timm's attention with the queries of the first tokens alone, (batch, tokens, dim) -> (batch, rows, dim)."""
+    """Run timm's attention with the queries of the first tokens only, (batch, tokens, dim) -> (batch, rows, dim)."""
     batch, tokens, _ = x.shape
     qkv = attn.qkv(x).reshape(batch, tokens, 3, attn.num_heads, attn.head_dim).permute(2, 0, 3, 1, 4)
     q, k, v = qkv.unbind(0)
@@ -91,7 +91,7 @@ def _attend(attn: Any, rows: int, x: Tensor) -> Tensor:
 
 
 def draws(part: nn.Module) -> bool:
-    """Whether a layer draws random numbers in training."""
+    """Return whether a layer draws random numbers in training."""
     match part:
         case nn.modules.dropout._DropoutNd():
             return part.p > 0

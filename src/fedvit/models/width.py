@@ -1,9 +1,9 @@
-"""Narrower copies of a model: which part of every weight a window keeps, and putting such parts together again.
+"""Narrower copies of a model: which part of every weight a window keeps, and how such parts are merged again.
 
-Every axis of a weight has a code. A cut axis is `chunks` equal chunks, each with a window of its own whose length is a
-multiple of `step`. Heads stay and become narrower, so queries, keys and values are 3 * heads chunks; the residual
-stream, which timm's attention wants to be as wide as all heads together, is one chunk in steps of `heads`. What a
-window keeps of an axis depends on its size and code only, so branches that meet in a sum keep the same indices.
+Every axis of a weight has a code. A cut axis has `chunks` equal chunks, each with its own window, whose length is a
+multiple of `step`. All heads stay but become narrower, so queries, keys and values are 3 * heads chunks; the residual
+stream, which timm's attention requires to be as wide as all heads together, is one chunk in steps of `heads`. What a
+window keeps of an axis depends only on its size and code, so branches that meet in a sum keep the same indices.
 """
 
 import copy
@@ -28,7 +28,7 @@ from fedvit.models.plugins.attach import head_names
 
 
 class Window(NamedTuple):
-    """The part of every cut axis that a client holds: its share, and where it begins."""
+    """The part of every cut axis that a client holds: its fraction, and where it begins."""
 
     rate: float = 1.0
     shift: int = 0
@@ -39,15 +39,15 @@ FULL = Window()
 
 @dataclass(frozen=True)
 class Windows:
-    """Who holds which part: rates that are dealt out in turn, or one for each client by name."""
+    """Which part each client holds: rates that are assigned in turn, or one rate for each client by name."""
 
     rates: tuple[float, ...]
     names: tuple[str, ...] = ()
-    rolling: bool = False  # begin one further every round
+    rolling: bool = False  # begin one position further every round
 
     @staticmethod
     def parse(text: str, *, rolling: bool = False) -> "Windows":
-        """From "1,0.5" or "north=1,south=0.5"."""
+        """Parse "1,0.5" or "north=1,south=0.5"."""
         items = [item.strip().rpartition("=") for item in text.split(",")]
         names = [name.strip() for name, equals, _ in items if equals]
         try:
@@ -57,13 +57,13 @@ class Windows:
         fits = rates and all(0 < rate <= 1 for rate in rates)
         if not fits or len(names) not in (0, len(items)) or len(set(names)) != len(names):
             raise UserError(
-                f"method.rates: expected widths above 0 and up to 1, such as 1,0.5 (dealt out to the clients in turn), "
+                f"method.rates: expected widths above 0 and up to 1, such as 1,0.5 (assigned to the clients in turn), "
                 f"or one for each client, such as north=1,south=0.5; found {text!r}"
             )
         return Windows(tuple(rates), tuple(names), rolling)
 
     def check(self, clients: Sequence[str]) -> None:
-        """Complain about clients that have no rate."""
+        """Raise an error for clients that have no rate."""
         forgotten = [name for name in clients if self.names and name not in self.names]
         if forgotten:
             raise UserError(
@@ -71,7 +71,7 @@ class Windows:
             )
 
     def of(self, client: str, clients: Sequence[str], round_: int) -> Window:
-        """This client's window after so many rounds; a client that never trains has the first rate."""
+        """Return this client's window after `round_` rounds; a client that never trains has the first rate."""
         self.check(clients)
         places = self.names or clients
         place = places.index(client) if client in places else 0
@@ -79,20 +79,20 @@ class Windows:
 
 
 class Axis(NamedTuple):
-    """How an axis is cut: windows in `chunks` equal chunks, of a length that `step` divides. No chunks: never cut."""
+    """How an axis is cut: one window in each of `chunks` equal chunks, in steps of `step`. Without chunks it is never cut."""
 
     chunks: int
     step: int = 1
 
 
 WHOLE = Axis(0)  # image channels, kernels, tokens, positions, the ranks and bottlenecks of plugins
-CLASSES = Axis(0, 0)  # never cut either; every row belongs to a class
+CLASSES = Axis(0, 0)  # also never cut; every row belongs to a class
 HIDDEN = Axis(1)
 Axes = Mapping[str, tuple[Axis, ...]]
 
 
 def axes(model: nn.Module) -> Axes:
-    """The code of every axis of every weight and float buffer, or an error that says which models have them."""
+    """Return the code of every axis of every weight and float buffer; an error says which models can be cut."""
     from torchvision.models import ResNet
 
     if isinstance(model, VisionTransformer) and plain(model):
@@ -106,12 +106,12 @@ def axes(model: nn.Module) -> Axes:
 
 
 def check(model: nn.Module) -> None:
-    """Complain about a model that cannot be made narrower."""
+    """Raise an error if a model cannot be made narrower."""
     axes(model)
 
 
 def plain(model: Any) -> bool:
-    """Whether the ViT is made of the parts that `vit_axes` knows."""
+    """Return whether the ViT consists of the parts that `_vit_axes` knows."""
     return (
         type(model.patch_embed) is PatchEmbed
         and model.attn_pool is None
@@ -124,7 +124,7 @@ def plain(model: Any) -> bool:
 def _vit_axes(model: Any) -> Axes:
     heads = model.blocks[0].attn.num_heads
     stream, joined, qkv, kv = Axis(1, heads), Axis(heads), Axis(3 * heads), Axis(2 * heads)
-    ends = {  # output and input of the module at this end of a path; all else lies along the residual stream
+    ends = {  # output and input of the module whose path ends so; all others lie along the residual stream
         "patch_embed.proj": (stream, WHOLE),
         "attn.qkv": (qkv, stream),
         "attn.q_norm": (HIDDEN,),
@@ -154,7 +154,7 @@ def _vit_axes(model: Any) -> Axes:
 
 
 def _resnet_axes(model: nn.Module) -> Axes:
-    """Groups of channels that are normalised together stay together."""
+    """Return the codes of a ResNet; groups of channels that are normalized together stay together."""
     groups = next((part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm)), None)
     heads = head_names(model)
     codes = {}
@@ -173,33 +173,33 @@ def _end_of(path: str) -> str:
 
 
 def _fitted(codes: tuple[Axis, ...], tensor: Tensor) -> tuple[Axis, ...]:
-    """As many codes as the tensor has axes: a bias has the output only, a kernel's own axes stay whole."""
+    """Return as many codes as the tensor has axes: a bias has only the output, and a kernel's own axes stay whole."""
     return (*codes, WHOLE, WHOLE)[: tensor.ndim]
 
 
 def packed(codes: Axes, names: Iterable[str]) -> Tree:
-    """Codes as small tensors, for the server to keep."""
+    """Convert codes to small tensors, for the server to keep."""
     return {name: torch.tensor(codes[name], dtype=torch.int32) for name in names}
 
 
 def unpacked(tree: Mapping[str, Tensor]) -> Axes:
-    """The codes that `packed` packed."""
+    """Restore the codes that `packed` converted."""
     return {name: tuple(Axis(*row) for row in tensor.tolist()) for name, tensor in tree.items()}
 
 
 def indices(size: int, axis: Axis, window: Window) -> Tensor | None:
-    """What a window keeps of an axis, or None for all of it."""
+    """Return the indices that a window keeps of an axis, or None for all of them."""
     if window.rate == 1 or not axis.chunks:
         return None
     width = size // axis.chunks
-    units = math.ceil(round(window.rate * width / axis.step, 9))  # 0.1 of 30 is 3, whatever floats say
+    units = math.ceil(round(window.rate * width / axis.step, 9))  # 0.1 of 30 must be 3, despite rounding errors
     length = min(width, axis.step * max(1, units))
     inside = (window.shift + torch.arange(length)) % width
     return (torch.arange(axis.chunks)[:, None] * width + inside).flatten()
 
 
 def cut(tree: Mapping[str, Tensor], codes: Axes, window: Window) -> Tree:
-    """The part of a tree that lies in the window."""
+    """Return the part of a tree that lies in the window."""
     return {name: _cut_tensor(tensor, codes[name], window) for name, tensor in tree.items()}
 
 
@@ -212,7 +212,7 @@ def _cut_tensor(tensor: Tensor, codes: tuple[Axis, ...], window: Window) -> Tens
 
 
 class Cutter:
-    """`cut`, once per window of the newest tree: clients of one window get the same tensors, not a copy each."""
+    """`cut`, once per window of the latest tree: clients with the same window share the tensors instead of copying them."""
 
     def __init__(self) -> None:
         self.whole: Mapping[str, Tensor] = {}
@@ -227,7 +227,7 @@ class Cutter:
 
 
 class Part(NamedTuple):
-    """A narrow tree on its way back into the whole one."""
+    """A narrow tree that is to be merged into the whole one."""
 
     weight: float
     window: Window
@@ -236,8 +236,8 @@ class Part(NamedTuple):
 
 
 def overlap_mean(whole: Tree, codes: Axes, parts: Iterable[Part]) -> Tree:
-    """Every number is the mean over the parts that hold it, as a running sum; what nobody holds stays as it was."""
-    # -0.0 is the number that changes nothing: where all parts are whole this is `tree.mean` to the bit.
+    """Average every number over the parts that hold it, as a running sum; a number that no part holds stays as it was."""
+    # Adding to -0.0 changes nothing, so if all parts are whole, the result equals `tree.mean` bit for bit.
     sums = {name: torch.full_like(tensor, -0.0, dtype=torch.float64) for name, tensor in whole.items()}
     weights = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in whole.items()}
     for part in parts:
@@ -252,7 +252,7 @@ def overlap_mean(whole: Tree, codes: Axes, parts: Iterable[Part]) -> Tree:
 
 
 def _placed(shape: torch.Size, codes: tuple[Axis, ...], part: Part, values: Tensor) -> tuple[Any, Tensor]:
-    """Where in the whole tensor a part's values belong, and those of them that count."""
+    """Return where in the whole tensor a part's values belong, and the values that count."""
     found = [indices(size, axis, part.window) for size, axis in zip(shape, codes, strict=True)]
     if codes[0] == CLASSES and part.classes is not None:
         found[0], values = part.classes, values[part.classes]
@@ -263,9 +263,9 @@ def _placed(shape: torch.Size, codes: tuple[Axis, ...], part: Part, values: Tens
 
 
 def narrow(model: nn.Module, rate: float) -> nn.Module:
-    """A copy of the model at this rate, plugins included, with the weights of the first window."""
+    """Return a copy of the model at this rate, including plugins, with the weights of the first window."""
     codes = axes(model)
-    small = copy.deepcopy(model)  # hooks are partials of functions over modules: they come to mean the copy's modules
+    small = copy.deepcopy(model)  # hooks are partials over modules, so in the copy they refer to the copy's modules
     for name, tensor in state(model).items():
         path, _, leaf = name.rpartition(".")
         owner = small.get_submodule(path)
@@ -277,7 +277,7 @@ def narrow(model: nn.Module, rate: float) -> nn.Module:
 
 
 def _resize_(part: Any) -> None:
-    """Make a module's own account of its size that of its weights."""
+    """Update a module's own record of its size to match its weights."""
     match part:
         case nn.Linear():
             part.out_features, part.in_features = part.weight.shape
@@ -300,11 +300,11 @@ def _resize_(part: Any) -> None:
 
 @contextmanager
 def scaled(model: nn.Module, rate: float) -> Iterator[None]:
-    """A narrow model whose hidden layers give their output divided by the rate, as dropout would."""
+    """Make the hidden layers of a narrow model divide their output by the rate, as dropout would."""
     codes = axes(model) if rate < 1 else {}
     layers = {path: part for path, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}
     hidden = [part for path, part in layers.items() if codes.get(f"{path}.weight", (WHOLE,))[0].chunks]
-    # Before the hooks of plugins: what they add to a layer's output comes out of layers that are scaled themselves.
+    # Before the plugins' hooks, because what these add to a layer's output comes from layers that are scaled themselves.
     handles = [part.register_forward_hook(partial(_divide, rate), prepend=True) for part in hidden]
     try:
         yield

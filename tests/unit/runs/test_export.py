@@ -37,7 +37,7 @@ from tests.unit.cli.test_command_line import call
 
 SETTINGS: dict[str, dict[str, Any]] = {"cd2_pfed": {"ramp": 2}, "fedfed": {"distill_rounds": 1}}
 NOT_PLAIN = {  # method or tune -> why its model is more than the plain one
-    "fedperfix": "tanh", "prefix": "tanh", "prompts": "further tokens", "prompt": "further tokens",
+    "fedperfix": "tanh", "prefix": "tanh", "prompts": "additional tokens", "prompt": "additional tokens",
     "adapters": "activation", "adapter": "activation", "moon": "projection", "distrans": "twice",
     "fesvibs": "leave the body early",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""How plugins are attached to a model."""
+"""Attach plugins to a model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,12 +91,12 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
 
 
 def groups_of_model(model: nn.Module) -> dict[str, list[str]]:
-    """The layer groups that the model itself names, by the paths of their modules."""
+    """Return the layer groups that the model itself names, with the paths of their modules."""
     return getattr(model, "layer_groups", {})
 
 
 def head_names(model: nn.Module) -> list[str]:
-    """The paths of every module that timm calls the classifier; a distilled DeiT has two."""
+    """Return the path of every module that timm calls the classifier; a distilled DeiT has two."""
     named = groups_of_model(model).get("head")
     if named is not None:
         return named
@@ -111,7 +111,7 @@ def head_names(model: nn.Module) -> list[str]:
 
 
 def classifiers(model: nn.Module, what: str) -> dict[str, nn.Linear]:
-    """The linear classifiers by path, or an error that says what needs one."""
+    """Return the linear classifiers by path; an error says what needs one."""
     found = {path: model.get_submodule(path) for path in head_names(model)}
     linear = {path: module for path, module in found.items() if isinstance(module, nn.Linear)}
     if not linear or len(linear) < len(found):
@@ -164,7 +164,7 @@ def _transform_input(by: Callable[[Tensor], Tensor], _: nn.Module, inputs: tuple
 
 @dataclass
 class _Tap:
-    """What went into the classifiers in the last forward pass, and what came out before any plugin was added."""
+    """The inputs of the classifiers in the last forward pass, and their outputs before any plugin was added."""
 
     features: list[Tensor]
     logits: list[Tensor]
@@ -172,7 +172,7 @@ class _Tap:
 
 @contextmanager
 def tapped(model: nn.Module) -> Iterator[_Tap]:
-    """Watch the classifiers. A distilled DeiT has two, and predicts their mean."""
+    """Record what goes into and comes out of the classifiers; a distilled DeiT has two, and predicts their mean."""
     tap, handles = _Tap([], []), []
 
     def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -189,7 +189,7 @@ def tapped(model: nn.Module) -> Iterator[_Tap]:
 
 
 def _attach_feature_noise(model: nn.Module, plugin: FeatureNoise) -> None:
-    """After layer1 to layer4 of a ResNet, or after each quarter of a ViT's blocks."""
+    """Add noise after layer1 to layer4 of a ResNet, or after each quarter of a ViT's blocks."""
     stages: list[Any] = [getattr(model, f"layer{i}") for i in range(1, 5) if hasattr(model, f"layer{i}")]
     over: tuple[int, ...] = (2, 3)
     channels = [getattr(stage[-1], "conv3", stage[-1].conv2).out_channels for stage in stages]
@@ -204,7 +204,7 @@ def _attach_feature_noise(model: nn.Module, plugin: FeatureNoise) -> None:
 
 
 def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
-    """The model's transformer blocks, or an error that says what a plugin needs."""
+    """Return the model's transformer blocks; an error says what a plugin needs."""
     blocks: list[Any] = list(getattr(model, "blocks", []))
     fits = blocks and all(
         isinstance(getattr(getattr(b, "attn", None), "qkv", None), nn.Linear) and hasattr(b, "mlp") for b in blocks
@@ -218,7 +218,7 @@ def vit_blocks(model: nn.Module, kind: str) -> list[Any]:
 
 
 def _need_plain_attention(block: Any, what: str) -> None:
-    """More tokens than the model knows places for go with plain attention only."""
+    """Raise an error unless attention is plain: nothing else allows more tokens than the model has positions for."""
     if type(block.attn) is not Attention or getattr(block.attn, "gate", None) is not None:
         raise UserError(
             f"{what} needs timm's plain attention; found {type(block.attn).__name__}, which may be rotary or gated: "
@@ -243,7 +243,7 @@ def _attach_prefix(block: Any, plugin: Prefix, *, zero: bool) -> None:
 
 
 def _add_to_keys_and_values(prefix: nn.Module, qkv: nn.Linear, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-    """Queries are left alone: they are the first third of the projection's output."""
+    """Add the prefix to keys and values only; queries are the first third of the projection's output."""
     return output + F.pad(prefix(inputs[0]), (qkv.out_features // 3, 0))
 
 
@@ -266,9 +266,9 @@ def _cut_prompt(tokens: int, _: nn.Module, __: tuple[Tensor, ...], output: Tenso
 def _attend_with_prefix(
     attn: Any, prefix: nn.Module, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
 ) -> Tensor:
-    """Self-attention over the tokens and, beside them, the prefix's keys and values (eq. 3 of FedPerfix)."""
+    """Run self-attention over the tokens and, in addition, the prefix's keys and values (eq. 3 of FedPerfix)."""
     if attn_mask is not None or is_causal:
-        raise ValueError("a concatenated prefix does not go with an attention mask")
+        raise ValueError("a concatenated prefix does not work with an attention mask")
     batch, tokens, _dim = x.shape
     shape = (batch, -1, 3, attn.num_heads, attn.head_dim)
     q, k, v = attn.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)

@@ -8,7 +8,7 @@ EPS = 1e-6
 
 
 class Bottleneck(nn.Module):
-    """up(act(down(x))), scaled."""
+    """Compute up(act(down(x))), scaled."""
 
     def __init__(self, dim: int, width: int, out: int, act: nn.Module, scale: float, *, bias: bool, zero: bool):
         super().__init__()
@@ -17,7 +17,7 @@ class Bottleneck(nn.Module):
         self.up = nn.Linear(width, out, bias=bias)
         self.scale = scale
         if zero:
-            # Only the up-projection: with both at zero nothing but its bias would ever get a gradient.
+            # Only the up-projection: if both were zero, nothing but its bias would ever get a gradient.
             zero_(self.up)
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, tokens, dim) -> (batch, tokens, out)
@@ -40,7 +40,7 @@ class LinearPrefix(nn.Module):
 
 
 class FreePrefix(nn.Module):
-    """The vanilla prefix in its concatenated form: learned rows that do not look at the input."""
+    """The vanilla prefix in its concatenated form: learned rows that do not depend on the input."""
 
     def __init__(self, tokens: int, out: int, scale: float, *, zero: bool):
         super().__init__()
@@ -48,7 +48,7 @@ class FreePrefix(nn.Module):
         self.scale = scale
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, _, _) -> (batch, rows, out)
-        return (self.scale * self.rows).expand(x.shape[0], -1, -1)  # len() would fix the batch of an ONNX graph
+        return (self.scale * self.rows).expand(x.shape[0], -1, -1)  # len() would fix the batch size of an ONNX graph
 
 
 class PromptTokens(nn.Module):
@@ -64,7 +64,7 @@ class PromptTokens(nn.Module):
 
 
 class OffsetImage(nn.Module):
-    """A learned image in normalised pixels, and the two mixtures of it with every image of a batch."""
+    """A learned image in normalized pixels, and its two mixtures with every image of a batch."""
 
     def __init__(self, size: int, a: float):
         super().__init__()
@@ -76,9 +76,9 @@ class OffsetImage(nn.Module):
 
 
 class StatisticNoise(nn.Module):
-    """FedFA's layer after one stage. It has no weights, and passes features on unless `spread` is set.
+    """FedFA's layer after one stage. It has no weights, and returns features unchanged unless `spread` is set.
 
-    `seen` (2, channels) is the moving average of channel means and deviations, `spread` its variance across clients.
+    `seen` (2, channels) is the moving average of channel means and deviations, and `spread` its variance across clients.
     """
 
     def __init__(self, channels: int, over: tuple[int, ...], prob: float, momentum: float):
@@ -107,15 +107,15 @@ class StatisticNoise(nn.Module):
 
 
 def _sharing_factor(spread: Tensor) -> Tensor:
-    """FedFA's gamma: more noise in the channels whose statistics differ more between clients; its mean is 1."""
+    """Return FedFA's gamma: more noise in the channels whose statistics differ more between clients; its mean is 1."""
     weight = 1 / (1 + 1 / (spread + EPS))
     return len(spread) * weight / weight.sum()
 
 
 class ImageSplitter(nn.Module):
-    """Images to what a small latent code can say of them, and the code's mean and log-variance.
+    """Map images to what a small latent code can express of them, and to the code's mean and log-variance.
 
-    The code is a map of a quarter of the image's side; it is drawn in training and is its mean otherwise.
+    The code is a map with a quarter of the image's side; it is sampled in training and is its mean otherwise.
     """
 
     def __init__(self, width: int, latent: int):
@@ -139,7 +139,7 @@ class ImageSplitter(nn.Module):
 
 
 class PseudoToken(nn.Module):
-    """FeSViBS's block: patch tokens as a map, two convolutions with a residual, and their mean as a class token."""
+    """FeSViBS's block: view patch tokens as a map, apply two convolutions with a residual, and average to a class token."""
 
     def __init__(self, dim: int, dropout: float = 0.5):
         super().__init__()

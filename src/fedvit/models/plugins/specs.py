@@ -1,17 +1,17 @@
-"""What plugins there are, as plain records of their settings."""
+"""All plugins, as plain records of their settings."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-Init = Literal["zero", "random", "auto"]  # auto: random from scratch, zero on pre-trained weights
+Init = Literal["zero", "random", "auto"]  # auto: random if trained from scratch, zero on pre-trained weights
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Keys and values of every block get s * P(z), z being the block's normed input (FedPerfix).
+    """Add s * P(z) to the keys and values of every block, where z is the block's normalized input (FedPerfix).
 
-    With a bottleneck P is down, tanh, up; without one it is a single linear map (the vanilla prefix).
-    `combine="concat"` puts the prefix beside the keys and values instead of adding it to them; without a
+    With a bottleneck, P is down, tanh, up; without one it is a single linear map (the vanilla prefix).
+    `combine="concat"` puts the prefix next to the keys and values instead of adding it to them; without a
     bottleneck it is then a free matrix of `tokens` rows.
     """
 
@@ -25,7 +25,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Free tokens appended before every block and cut off after it (VPT-deep)."""
+    """Free tokens appended before every block and removed after it (VPT-deep)."""
 
     kind: ClassVar[str] = "prompt"
     tokens: int = 10
@@ -35,7 +35,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Adapter:
-    """m + up(act(down(m))) on the output m of every MLP; one for all blocks, or one per block."""
+    """Turn the output m of every MLP into m + up(act(down(m))); one adapter for all blocks, or one per block."""
 
     kind: ClassVar[str] = "adapter"
     width: int | None = None  # None: an eighth of the model's width
@@ -54,14 +54,14 @@ class Lora:
 
 @dataclass(frozen=True)
 class SecondHead:
-    """A linear head beside the classifier, zero at the start; the model's output is the sum of both (Fed-RoD)."""
+    """A second linear classifier, zero at the start; the model's output is the sum of both (Fed-RoD)."""
 
     kind: ClassVar[str] = "second_head"
 
 
 @dataclass(frozen=True)
 class HeadMaker:
-    """A small network from class frequencies to all weights of the second head; it takes no part in predictions."""
+    """A small network from class frequencies to all weights of the second classifier; it is not used in predictions."""
 
     kind: ClassVar[str] = "head_maker"
     width: int = 32
@@ -85,7 +85,7 @@ class Offset:
 
 @dataclass(frozen=True)
 class FeatureNoise:
-    """While training, channel statistics after each of four stages are redrawn around their values (FedFA)."""
+    """While training, channel statistics after each of four stages are resampled around their values (FedFA)."""
 
     kind: ClassVar[str] = "feature_noise"
     prob: float = 0.5
