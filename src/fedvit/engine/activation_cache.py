@@ -1,4 +1,4 @@
-"""What is frozen is computed once: an image becomes the activations that go into the first weight that learns."""
+"""A cache for frozen layers: every image passes them once, up to the first weight that is trained."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ BESIDE_HEAD = (SecondHead.kind, HeadMaker.kind, Projection.kind)
 
 @dataclass(frozen=True)
 class Start:
-    """Where the forward pass may begin: at the only classifier, or after so many blocks of a ViT."""
+    """The point where a forward pass may start: at the only classifier, or after the first `block` blocks of a ViT."""
 
     classifier: str | None = None
     block: int = 0
@@ -31,7 +31,7 @@ class Start:
 
 
 def first_learned(module: nn.Module, trainable: Collection[str]) -> Start | None:
-    """The last place before every trainable weight; None where the pass begins with one, or we do not know the way."""
+    """Return the last point before all trainable weights; None if one comes first or the architecture is unknown."""
     heads = head_names(module)
     if all(lies_under(name, (*heads, *BESIDE_HEAD)) for name in trainable) and len(heads) == 1:
         return Start(classifier=heads[0])
@@ -46,14 +46,14 @@ def lies_under(name: str, paths: Collection[str]) -> bool:
 
 
 def _first_block(name: str, depth: int) -> int:
-    """The number of blocks that come before a weight of a ViT."""
+    """Return the number of blocks that come before a weight of a ViT."""
     if name.startswith("blocks."):
         return int(name.split(".")[1])
     return depth if lies_under(name, (*TAIL, *BESIDE_HEAD)) else 0
 
 
 def is_random_before(module: nn.Module, start: Start) -> bool:
-    """Whether dropout, drop-path or noise acts on what comes before the start."""
+    """Return whether dropout, drop-path or noise acts before `start`."""
     behind = set(module.get_submodule(start.classifier).modules()) if start.classifier else set()
     if isinstance(module, VisionTransformer) and not start.classifier:
         tail = [module.blocks[start.block :], *(getattr(module, name, None) for name in (*TAIL, "head_drop"))]
@@ -62,8 +62,8 @@ def is_random_before(module: nn.Module, start: Start) -> bool:
 
 
 def accept_activations_(module: nn.Module, start: Start) -> None:
-    """Let the module also take the activations at `start` in place of images; they have fewer axes."""
-    module.forward = partial(_forward, module, start)  # a partial, so that a copy of the module means itself
+    """Let the module also accept activations at `start` in place of images; they have fewer axes."""
+    module.forward = partial(_forward, module, start)  # a partial, so that a copy of the module refers to itself
 
 
 def _forward(module: nn.Module, start: Start, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _forward(module: nn.Module, start: Start, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def activations(module: nn.Module, start: Start, x: Tensor) -> Tensor:
-    """What images (batch, 3, size, size) have become at `start`: (batch, features) or (batch, tokens, width)."""
+    """Return what images (batch, 3, size, size) become at `start`: (batch, features) or (batch, tokens, width)."""
     if start.classifier:
         seen: list[Tensor] = []
         classifier = module.get_submodule(start.classifier)
@@ -98,16 +98,16 @@ def activations(module: nn.Module, start: Start, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def same_result(module: nn.Module, start: Start, images: Tensor, inputs: InputSettings, device: torch.device) -> bool:
-    """Whether the pass from `start` on gives exactly what the whole one gives."""
+    """Return whether a pass from `start` gives exactly the result of the full pass."""
     x = prepare(images.to(device), inputs)
     with eval_mode(module):
         return torch.equal(module(x), module(activations(module, start, x)))
 
 
 class Activations:
-    """The activations of images by index, computed when first asked for and kept while there is room.
+    """A cache of activations by image index, computed on first use and kept while there is room.
 
-    They depend on the image alone, not on the batch it comes in, so no result depends on what is kept.
+    Activations depend on the image alone, not on its batch, so no result depends on what is kept.
     """
 
     def __init__(
@@ -125,18 +125,21 @@ class Activations:
         self.room = min(len(images), limit // size)
         self.megabytes = self.room * size / 1e6
         self.kept = torch.empty((self.room, *example.shape), dtype=example.dtype, device=example.device)
-        self.slot = torch.full((len(images),), -1)  # where an image's activations are kept, or -1
+        self.slot = torch.full((len(images),), -1)  # the row of `kept` that holds an image's activations, or -1
         self.used = 0
 
     def compute(self, images: Tensor) -> Tensor:
-        """A lone image is computed beside itself: the only batch size whose sums round differently (measured)."""
+        """Compute the activations of these images.
+
+        A single image is computed twice in one batch: 1 is the only batch size whose sums round differently (measured).
+        """
         pair = images.expand(2, -1, -1, -1) if len(images) == 1 else images
         with self.settings.autocast():
             out = activations(self.module, self.start, prepare(pair.to(self.settings.device), self.inputs))
         return out[: len(images)]
 
     def __call__(self, chosen: Tensor) -> Tensor:
-        """The activations of these images."""
+        """Return the activations of the images with these indices."""
         slots = self.slot[chosen]
         new = slots < 0
         if not new.any():

@@ -1,7 +1,7 @@
-"""Server and client memories on disk, atomically: a kill at any moment loses at most the round it hit.
+"""Checkpoints of the server and client memories, written atomically: a kill loses at most the round it interrupts.
 
-A round writes new files only; its manifest, written last by rename, points at them with hashes. Two generations are
-kept, so a damaged file costs one round. Randomness needs no state: it is keyed by round.
+A round writes only new files; its manifest, written last by a rename, points at them with hashes. Two generations are
+kept, so a damaged file costs one round. Randomness needs no state, because it is keyed by round.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
-    """Commit a finished round."""
+    """Commit a finished round to disk."""
     blob = to_bytes(Payload({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
     version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
     manifest = {"round": server.round, "server": version, "clients": store.versions}
@@ -28,7 +28,7 @@ def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
 
 
 def collect_garbage(folder: Path, round_: int, store: ClientStore) -> None:
-    """Keep this generation and the one before it. Touches only files of the last rounds, whatever their number."""
+    """Keep this generation and the previous one. Only files of recent rounds are touched, however many there are."""
     for path in [*folder.glob("manifest-*.json"), *folder.glob("server-*.safetensors")]:
         if int(path.stem.rpartition("-")[2]) < round_ - 1:
             path.unlink()
@@ -38,7 +38,7 @@ def collect_garbage(folder: Path, round_: int, store: ClientStore) -> None:
 
 
 def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> Server | None:
-    """The newest whole generation, or None where there is no checkpoint. What is damaged is named."""
+    """Load the newest intact generation, or return None if there is no checkpoint. Damaged generations are reported."""
     manifests = sorted(folder.glob("manifest-*.json"), reverse=True)
     damage = []
     for path in manifests:
@@ -46,10 +46,10 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
             manifest = json.loads(path.read_text())
             blob = whole(folder, manifest["server"])
             for version in manifest["clients"].values():
-                whole(folder, version)  # one at a time: all memories together may not fit
+                whole(folder, version)  # one at a time, because all memories together may not fit in RAM
         except (OSError, ValueError, KeyError, TypeError) as problem:
             damage.append(f"{path.name}: {problem}")
-            log.warning("checkpoint %s is damaged (%s); trying the generation before it", path.name, problem)
+            log.warning("checkpoint %s is damaged (%s); trying the previous generation", path.name, problem)
             continue
         groups = from_bytes(blob, copy=True).trees
         memory = {k.removeprefix("memory:"): v for k, v in groups.items() if k.startswith("memory:")}
@@ -62,22 +62,22 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
         return Server(manifest["round"], dict(groups.get("shared", {})), memory)
     if damage:
         raise UserError(
-            f"no generation of the checkpoint in {folder} is whole ({'; '.join(damage)}): "
+            f"no generation of the checkpoint in {folder} is intact ({'; '.join(damage)}): "
             "remove the run's folder, or give another --out, and start again"
         )
     return None
 
 
 def whole(folder: Path, version: Version) -> bytes:
-    """The bytes of a file, if they are the ones that were written."""
+    """Return the bytes of a file after checking that they are the ones that were written."""
     blob = (folder / version["file"]).read_bytes()
     if hashlib.sha256(blob).hexdigest() != version["sha256"]:
-        raise ValueError(f"{version['file']} is not what was written")
+        raise ValueError(f"{version['file']} has changed since it was written")
     return blob
 
 
 def _sweep(folder: Path, round_: int) -> None:
-    """Remove what no generation up to this round needs: newer files of a lost round, and half-written ones."""
+    """Remove files that no generation up to this round needs: those of a lost later round, and half-written ones."""
     needed = set()
     for path in folder.glob("manifest-*.json"):
         if int(path.stem.rpartition("-")[2]) <= round_:
@@ -85,7 +85,7 @@ def _sweep(folder: Path, round_: int) -> None:
                 manifest = json.loads(path.read_text())
                 needed |= {path.name, manifest["server"]["file"], *(v["file"] for v in manifest["clients"].values())}
             except (ValueError, KeyError, TypeError):
-                continue  # damaged, so it keeps nothing alive
+                continue  # a damaged manifest keeps no files alive
     for path in [*folder.glob("*"), *folder.glob("clients/*")]:
         if path.is_file() and str(path.relative_to(folder)) not in needed:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Client memory between rounds, versioned on disk and, while it fits, in RAM."""
+"""Client memories between rounds, versioned on disk and, while they fit, also kept in RAM."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,10 +10,10 @@ from fedvit.core.payload import Payload, from_bytes, to_bytes
 
 
 class ClientStore:
-    """The memories of all clients. A client that never took part has none, and costs nothing.
+    """The memories of all clients. A client that never took part has none and costs nothing.
 
-    `versions` points at the newest file of each client; `superseded` lists the files that a round replaced, for
-    the checkpoint to delete once no kept generation needs them.
+    `versions` points at the newest file of each client; `superseded` lists the files that a round replaced, which
+    the checkpoint deletes once no kept generation needs them.
     """
 
     def __init__(self, folder: Path, *, in_ram: bool):
@@ -24,7 +24,7 @@ class ClientStore:
         self.superseded: list[tuple[int, str]] = []
 
     def get(self, client: str) -> Memory:
-        """A client's memory; the dictionary is the caller's own, the tensors are not to be changed in place."""
+        """Return a client's memory. The caller owns the dictionary, but must not change the tensors in place."""
         if client in self.ram:
             return dict(self.ram[client])
         if client in self.versions:
@@ -35,7 +35,7 @@ class ClientStore:
         return {}
 
     def put(self, round_: int, memories: Mapping[str, Memory]) -> None:
-        """Write the memories of a round's cohort as new files; older files stay."""
+        """Write the memories of a round's cohort to new files; older files stay."""
         for client, memory in memories.items():
             if not memory:
                 continue

@@ -1,4 +1,4 @@
-"""What a method will cost before anything is trained: the numbers of the real payloads, not of a formula."""
+"""The cost of a method before anything is trained, measured on the real payloads rather than computed by a formula."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,9 +19,9 @@ from fedvit.split.server import ServerSide
 
 
 def cost(experiment: Experiment, classes: int) -> dict[str, Any]:
-    """Parameters by role, bytes of one sampled client in one round, multiply-adds, and what a client must keep.
+    """Return parameters by role, bytes per sampled client and round, multiply-adds, and what a client must keep.
 
-    Where clients differ in width these are the numbers of one with the first of the method's `rates`.
+    Where clients differ in width, the numbers are those of a client with the first of the method's `rates`.
     """
     net = make_net(experiment, classes, torch.device("cpu"))
     if isinstance(net.plan, SplitPlan):
@@ -42,7 +42,7 @@ def cost(experiment: Experiment, classes: int) -> dict[str, Any]:
 
 
 def _variations(experiment: Experiment, classes: int, net: Net) -> dict[str, Any]:
-    """What differs from the first round, or from a client with the first rate."""
+    """Return the costs that differ from those of the first round, or of a client with the first rate."""
     found: dict[str, Any] = {}
     rates = sorted({rate.rpartition("=")[2] for rate in str(experiment.method.get("rates", "")).split(",") if rate})
     if len(rates) > 1:
@@ -57,7 +57,7 @@ def _variations(experiment: Experiment, classes: int, net: Net) -> dict[str, Any
 
 
 def _split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
-    """The same for split learning, where bytes grow with the steps; those given are of one step of one client."""
+    """Return the same for split learning, where bytes grow with the steps: they are those of one step of one client."""
     costs = split_costs(net, experiment.train.batch)
     return {
         "params": net.params(),
@@ -71,7 +71,7 @@ def _split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
 
 
 def split_costs(net: Net, batch: int) -> dict[str, Any]:
-    """Who computes and keeps what, and the bytes of one step, from a step that is really taken, on black images."""
+    """Return what each side computes and keeps, and the bytes of a step, measured by taking one on black images."""
     if not isinstance(net.plan, SplitPlan):
         return {}
     split = net.plan
@@ -95,9 +95,9 @@ def split_costs(net: Net, batch: int) -> dict[str, Any]:
 
 
 def step_nbytes(net: Net, split: SplitPlan, parts: Parts, batch: int) -> dict[str, int]:
-    """Tensor bytes of one step of one client, by direction; the start of a round and averages are not in it.
+    """Return the tensor bytes of one client's step by direction, without the start of a round and averages.
 
-    All that crosses in a step grows with the batch, so one image is enough to know.
+    Everything that is sent in a step grows with the batch, so measuring one image is enough.
     """
     client = net.bare_client()
     client.settings = replace(client.settings, batch=1, device=next(net.module.parameters()).device)
@@ -111,7 +111,7 @@ def step_nbytes(net: Net, split: SplitPlan, parts: Parts, batch: int) -> dict[st
 
 
 def _up_nbytes(net: Net, round_: int = 1) -> int:
-    """The size of the report that a client would send after training nothing."""
+    """Return the size of the report that a client would send after training nothing."""
     plan = net.federated
     if plan.pooled:
         return 0

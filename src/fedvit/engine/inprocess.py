@@ -1,4 +1,4 @@
-"""All clients in this process, one after another, on one model."""
+"""The transport that runs all clients in this process, one after another, on one model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,7 +14,7 @@ from fedvit.engine.worker import Worker
 
 
 class InProcess:
-    """The transport of `--engine local`. `train.dropout` makes sampled clients fail, as real ones do."""
+    """The transport of `--engine local`. `train.dropout` makes sampled clients fail, as real clients do."""
 
     def __init__(self, worker: Worker, store: ClientStore):
         self.worker, self.store = worker, store
@@ -43,6 +43,6 @@ class InProcess:
 
 
 def drops_out(experiment: Experiment, client: str, round_: int) -> bool:
-    """Whether a sampled client fails in this round because `train.dropout` says so."""
+    """Return whether `train.dropout` makes a sampled client fail in this round."""
     generator = randomness.generator(experiment.run.seed, round_, client, "failure")
     return torch.rand((), generator=generator).item() < experiment.train.dropout

@@ -1,4 +1,4 @@
-"""What a round cost: bytes by direction, seconds by phase."""
+"""The cost of a round: bytes by direction and seconds by phase."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 @dataclass
 class Ledger:
-    """One round's account. Bytes are those of the payloads that really crossed."""
+    """The account of one round. Bytes are those of the payloads that were actually sent."""
 
     down: list[int] = field(default_factory=list)  # tensor bytes to each sampled client
-    up: list[int] = field(default_factory=list)  # and from each that answered
-    evaluation: int = 0  # tensor bytes of all evaluation messages, both ways
+    up: list[int] = field(default_factory=list)  # and from each client that answered
+    evaluation: int = 0  # tensor bytes of all evaluation messages, in both directions
     seconds: dict[str, float] = field(default_factory=dict)
-    charged: float = 0.0  # seconds of the phases inside the present one
+    charged: float = 0.0  # seconds of the phases nested in the current one
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Charge the time inside the block to a phase, without that of phases inside it."""
+        """Charge the time spent in the block to a phase, excluding nested phases."""
         begin, outside, self.charged = time.perf_counter(), self.charged, 0.0
         try:
             yield
@@ -31,7 +31,7 @@ class Ledger:
             self.charged = outside + spent
 
     def awaited(self, name: str, items: Iterator[T]) -> Iterator[T]:
-        """The same items; the time until each comes is charged to a phase."""
+        """Yield the same items, charging the time spent waiting for each to a phase."""
         while True:
             with self.phase(name):
                 try:
@@ -42,7 +42,7 @@ class Ledger:
 
 
 def per_client(sizes: Sequence[int | float | None]) -> int | float | None:
-    """The mean over clients: a whole number where all messages are of one size, None where there was none."""
+    """Return the mean over clients: a whole number if all messages have the same size, None if there were none."""
     known = [size for size in sizes if size is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""The federated loop: one for every plan and every transport."""
+"""The federated loop, the same for every plan and every transport."""
 
 import itertools
 import logging
@@ -22,7 +22,7 @@ Scores = Mapping[str, Mapping[str, float]]  # client -> "<view>_<metric>" -> val
 
 @dataclass(frozen=True)
 class Round:
-    """A finished round: the server after it, its line in rounds.jsonl, and the clients' scores if taken."""
+    """A finished round: the server after it, its line in rounds.jsonl, and the clients' scores if evaluated."""
 
     server: Server
     row: dict[str, Any]
@@ -43,14 +43,14 @@ def federate(
     evaluate_server: Callable[[Tree, int, Scores], Mapping[str, float] | None] | None,
     test_samples: Mapping[str, int],
 ) -> Iterator[Round]:
-    """Run the rounds after `server.round`, one at a time, until the last or the accuracy that was asked for."""
+    """Run the rounds after `server.round`, one at a time, until the last round or the requested accuracy."""
     train, run = experiment.train, experiment.run
     clients = list(transport.clients())
     for number in range(server.round + 1, train.rounds + 1):
         ledger = Ledger()
         before = server
         cohort = choose(plan, clients, experiment, number)
-        answers: dict[str, Payload] = {}  # what is needed of them after aggregation
+        answers: dict[str, Payload] = {}  # the parts that are needed after aggregation
         with ledger.phase("aggregate"):
             server, loss, failed = train_round(plan, before, transport, experiment, cohort, number, ledger, answers)
         with ledger.phase("store"):
@@ -86,25 +86,25 @@ def federate(
 
 
 def is_evaluated(number: int, experiment: Experiment) -> bool:
-    """Every `eval_every` rounds, and always after the last."""
+    """Return whether this round is evaluated: every `eval_every` rounds, and always the last."""
     every = experiment.run.eval_every
     return number == experiment.train.rounds or bool(every and number % every == 0)
 
 
 def reached(accuracy: float | None, wanted: float | None) -> bool:
-    """Whether `--until-accuracy` was given and is met."""
+    """Return whether `--until-accuracy` was given and has been reached."""
     return accuracy is not None and wanted is not None and accuracy >= wanted
 
 
 def choose(plan: Plan, clients: list[str], experiment: Experiment, number: int) -> list[str]:
-    """Who trains in this round."""
+    """Return the clients that train in this round."""
     if plan.pooled:
         return [POOLED]
     return clients if plan.trains == "everyone" else sample_cohort(clients, experiment, number)
 
 
 def sample_cohort(clients: list[str], experiment: Experiment, number: int) -> list[str]:
-    """The sampled clients of this round."""
+    """Return the sampled clients of this round."""
     assert experiment.train.cohort is not None
     return sample(clients, experiment.train.cohort, experiment.run.seed, number)
 
@@ -119,12 +119,12 @@ def train_round(
     ledger: Ledger,
     answers: dict[str, Payload],
 ) -> tuple[Server, float | None, list[str]]:
-    """Dispatch, train, aggregate as a stream. A round in which everybody fails leaves the server as it was."""
+    """Dispatch, train, and aggregate the answers as a stream. If all clients fail, the server stays as it was."""
     failed: list[str] = []
     losses: list[tuple[float, float]] = []
     equal = (experiment.train.weighting or plan.weighting) == "equal"
     messages = {name: for_round(plan.dispatch(server, name), number) for name in cohort}
-    if not plan.pooled:  # the pooled owner sits where the server sits
+    if not plan.pooled:  # the pooled client is at the server, so nothing is sent
         ledger.down = [message.nbytes for message in messages.values()]
 
     def reports() -> Iterator[Report]:
@@ -138,9 +138,9 @@ def train_round(
             examples = answer.scalars["examples"]
             if "loss" in answer.scalars:
                 losses.append((examples, answer.scalars["loss"]))
-            if experiment.run.evaluate == "in_round":  # clients are tested with their own shared weights
+            if experiment.run.evaluate == "in_round":  # clients are tested with the shared weights that they trained
                 answers[name] = Payload(answer.trees)
-            elif "choice" in answer.trees:  # copied, because a small part would keep the whole answer in memory
+            elif "choice" in answer.trees:  # copied, because a view would keep the whole answer in memory
                 answers[name] = Payload({"choice": {key: t.clone() for key, t in answer.trees["choice"].items()}})
             yield Report(name, 1.0 if equal else examples, answer)
 
@@ -161,7 +161,7 @@ def evaluate(
     ledger: Ledger,
     answers: Mapping[str, Payload] = {},
 ) -> dict[str, dict[str, float]]:
-    """Every client's views, sampled or not; one in `answers` gets back what it reported instead of the server's."""
+    """Score all clients' views, sampled or not; those in `answers` get back what they reported, not the server's."""
     messages = {name: for_round(plan.dispatch(server, name), number) for name, server in servers.items()}
     for name, reported in answers.items():
         groups = {key: reported.trees.get(key, group) for key, group in messages[name].trees.items()}
@@ -179,18 +179,18 @@ def evaluate(
 
 
 def for_round(payload: Payload, number: int) -> Payload:
-    """The payload with the round it belongs to."""
+    """Return the payload with its round number added."""
     return replace(payload, scalars={**payload.scalars, "round": number})
 
 
 def view_names(scores: Scores) -> list[str]:
-    """The views that all clients were scored under, in order of appearance."""
+    """Return the views for which all clients were scored, in order of appearance."""
     keys = [key for key in next(iter(scores.values())) if key.endswith("_balanced_accuracy")]
     return [key.removesuffix("_balanced_accuracy") for key in keys if all(key in score for score in scores.values())]
 
 
 def _server_view(score: Mapping[str, float]) -> dict[str, float | None]:
-    """One model on one test set: there are no clients to take a deviation over."""
+    """Return the view of one model on one test set, where there are no clients to compute a deviation over."""
     spread = dict.fromkeys(("std", "worst_decile", "best_decile"))
     return {
         "mean": score["accuracy"],
@@ -201,7 +201,7 @@ def _server_view(score: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def summarize(scores: Scores, test_samples: Mapping[str, int]) -> dict[str, dict[str, float | None]]:
-    """Every view over all clients."""
+    """Summarize every view over all clients."""
     sizes = [test_samples[name] for name in scores]
     views: dict[str, dict[str, float | None]] = {}
     for view in view_names(scores):
@@ -213,6 +213,6 @@ def summarize(scores: Scores, test_samples: Mapping[str, int]) -> dict[str, dict
         if val:
             views[view]["val"] = sum(val) / len(val)
         areas = [score[f"{view}_{AUROC}"] for score in scores.values() if f"{view}_{AUROC}" in score]
-        if areas:  # over the clients where it is defined
+        if areas:  # averaged over the clients for which it is defined
             views[view] |= {AUROC: sum(areas) / len(areas), f"{AUROC}_clients": len(areas)}
     return views

@@ -1,4 +1,4 @@
-"""The one model of a process: built once, with the role of every weight."""
+"""The single model of a process, built once, with the role of every weight."""
 
 import logging
 import math
@@ -35,29 +35,29 @@ from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.split.plan import SplitPlan
 
 log = logging.getLogger(__name__)
-POOLED = "/pooled"  # the one client of a plan that pools all data; no folder can have this name
+POOLED = "/pooled"  # the only client of a plan that pools all data; no folder can have this name
 
 
 @dataclass(frozen=True)
 class Net:
-    """The model of one process for its whole life, with the role of every weight."""
+    """The model that a process uses throughout its life, with the role of every weight."""
 
     plan: Method
     tune: Tune
     module: nn.Module
     roles: Roles
     inputs: InputSettings
-    initial: Tree  # trainable weights at the start
+    initial: Tree  # trainable weights before training
     frozen: Tree
     live: Tree  # the module's own tensors
     classes: int
-    compiled: Predictor | None = None  # the module for training, as torch.compile makes it
-    skips: bool = False  # whether the last block skips tokens that nobody reads
+    compiled: Predictor | None = None  # the module compiled for training by torch.compile
+    skips: bool = False  # whether the last block skips tokens that are never read
     window: Window = FULL
-    narrower: dict[float, "Net"] = field(default_factory=dict)  # by rate, the newest window of each
+    narrower: dict[float, "Net"] = field(default_factory=dict)  # by rate; only the newest window of each
 
     def at(self, window: Window) -> "Net":
-        """The part of this net in a window: one module per rate, with the weights of the newest window asked for."""
+        """Return the part of this net in a window: one module per rate, with the weights of the last window used."""
         if window.rate == 1:
             return self
         known = self.narrower.get(window.rate)
@@ -85,45 +85,45 @@ class Net:
         return tree.pick(self.initial, self.roles.shared)
 
     def server(self, clients: Sequence[str]) -> Server:
-        """The server before round 1."""
+        """Return the server before round 1."""
         if isinstance(self.plan, SplitPlan):
             return Server(0, self.shared, {}, tuple(clients))
         server = Server(0, self.shared, self.plan.start(self.module, self.shared), tuple(clients))
         for first in clients[:1]:
-            self.plan.dispatch(server, first)  # clients that do not suit the plan are refused here
+            self.plan.dispatch(server, first)  # raises an error if the clients do not suit the plan
         return server
 
     @property
     def federated(self) -> Plan:
-        """The plan of a method whose weights cross."""
+        """The plan of a method that exchanges weights."""
         assert isinstance(self.plan, Plan)
         return self.plan
 
     @property
     def split(self) -> SplitPlan:
-        """The plan of a method whose activations cross."""
+        """The plan of a method that exchanges activations."""
         assert isinstance(self.plan, SplitPlan)
         return self.plan
 
     @property
     def memory_nbytes(self) -> int:
-        """What a client keeps between rounds."""
+        """The bytes that a client keeps between rounds."""
         trees = [tree.pick(self.initial, self.roles.personal), *self.plan.remembers(self.module, self.initial).values()]
         return sum(map(tree.nbytes, trees))
 
     @property
     def one_global_model(self) -> bool:
-        """Whether the server's weights alone make a model."""
+        """Whether the server's weights alone make up a model."""
         return not self.roles.personal
 
     def clients_test_the_servers(self, clients: Sequence[str]) -> bool:
-        """Whether clients test the server's weights as they are, whatever they get beside them."""
+        """Return whether clients test the server's weights as they are, whatever else they receive."""
         server = self.server(clients)
         plain = self.federated.dispatch(server, clients[0]).trees.get("shared") is server.shared
         return plain and self.federated.views is own_model and self.one_global_model
 
     def bare_client(self, memory: Memory | None = None) -> Client:
-        """A client without images: enough to ask a plan what it would send, or for its own weights."""
+        """Return a client without images, enough to ask a plan what it would send, or for the client's own weights."""
         nothing = torch.zeros(0, dtype=torch.int64)
         no_images = torch.zeros(0, 1, 1, 3, dtype=torch.uint8)
         data = ClientData(no_images, nothing, nothing, nothing, nothing, nothing, self.classes)
@@ -135,7 +135,7 @@ class Net:
         )  # fmt: skip
 
     def params(self) -> dict[str, int]:
-        """Numbers by role; buffers are not parameters."""
+        """Return the number of parameters by role; buffers are not parameters."""
         sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()}
 
         def count(names: tuple[str, ...]) -> int:
@@ -152,7 +152,7 @@ class Net:
 
 
 def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
-    """Build the model and meet method and tune in it."""
+    """Build the model and combine the method and the tune in it."""
     plan, tune = plan_of(experiment), make_tune(experiment.tune)
     model = experiment.model
     if model.weights is not None:
@@ -162,7 +162,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     roles = assign(module, plan.roles, trainable_names(module, tune, plan.build))
     if not roles.trainable:
         raise UserError(
-            f"{experiment.label} trains nothing: the method freezes all that the tune would train; "
+            f"{experiment.label} trains nothing: the method freezes everything that the tune would train; "
             "choose another tune, such as full or bias"
         )
     if isinstance(plan, SplitPlan):
@@ -200,20 +200,21 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
 
 
 def _compile_module(module: nn.Module) -> Predictor:
-    """The module as torch.compile makes it at its first batch; on a CPU that takes a C++ compiler."""
+    """Return the module wrapped by torch.compile, which acts at the first batch; a CPU needs a C++ compiler for it."""
     if next(module.parameters()).device.type == "cpu" and not (os.environ.get("CXX") or shutil.which("g++")):
         raise UserError(
-            "train.compile needs a C++ compiler, and there is no g++ here: install it, or leave compile out"
+            "train.compile needs a C++ compiler, but g++ was not found: install it, or leave train.compile out"
         )
     made: Predictor = torch.compile(module)
     return made
 
 
 def _may_skip_tokens(plan: Method, roles: Roles, experiment: Experiment) -> bool:
-    """Whether all that anybody sees of the last block goes through the classifier.
+    """Return whether the last block may skip tokens, because its output is only seen through the classifier.
 
-    Not where activations cross, and not for a stranger's plan or module, which may look at tokens. Nor where only what
-    comes behind the blocks learns: an image passes them once, and sums of few rows round differently in every batch.
+    It may not where activations are exchanged, or with a user's own plan or module, which may look at tokens. Nor may
+    it where only weights behind the blocks are trained: an image passes the blocks once, and sums of few rows round
+    differently in every batch.
     """
     behind = all(lies_under(name, (*TAIL, *BESIDE_HEAD)) for name in roles.trainable)
     ours = experiment.own.plan is None and experiment.own.module is None
@@ -221,11 +222,11 @@ def _may_skip_tokens(plan: Method, roles: Roles, experiment: Experiment) -> bool
 
 
 def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
-    """Settings that mean nothing where activations cross instead of weights are refused, not ignored."""
+    """Refuse, rather than ignore, settings that mean nothing where activations are exchanged instead of weights."""
     run = experiment.run
     if run.before_after or run.evaluate == "in_round" or experiment.train.weighting == "samples":
         raise UserError(
-            f"{experiment.label} is split learning, which knows no run.before_after, no run.evaluate=in_round and no "
+            f"{experiment.label} is split learning, which does not support run.before_after, run.evaluate=in_round or "
             "train.weighting=samples: leave them out"
         )
     if experiment.train.compile:
@@ -235,20 +236,20 @@ def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
 
 
 def _differ_in_roles_only(a: Method, b: Method) -> bool:
-    """Whether two plans would be the same if their weights had the same roles."""
+    """Return whether two plans would be the same if their weights had the same roles."""
     if isinstance(a, SplitPlan) or isinstance(b, SplitPlan):
         return False
     return replace(a, name="", roles=()) == replace(b, name="", roles=())
 
 
 def join_plugins(method: tuple[Plugin, ...], tune: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
-    """The plugins of both; a kind that both name exists once, as the method wants it."""
+    """Return the plugins of both; a kind that both name appears once, as the method defines it."""
     kinds = {plugin.kind for plugin in method}
     return (*method, *(plugin for plugin in tune if plugin.kind not in kinds))
 
 
 def local_settings(experiment: Experiment, round_: int, device: torch.device) -> LocalSettings:
-    """How clients train in this round."""
+    """Return the settings with which clients train in this round."""
     train, run = experiment.train, experiment.run
     assert train.lr is not None
     assert train.optimizer is not None
@@ -267,12 +268,12 @@ def local_settings(experiment: Experiment, round_: int, device: torch.device) ->
 
 
 def window_of(down: Payload) -> Window:
-    """The window that a message's weights lie in; the server says it beside them."""
+    """Return the window of a message's weights, which the server states alongside them."""
     return Window(down.scalars.get("rate", 1.0), int(down.scalars.get("shift", 0)))
 
 
 def rate_factor(train: TrainSettings, round_: int) -> float:
-    """The schedule over rounds, 1 at the first."""
+    """Return the factor that the schedule applies to the learning rate in this round; it is 1 in the first."""
     match train.schedule:
         case "constant":
             return 1.0

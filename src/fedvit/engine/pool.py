@@ -1,4 +1,4 @@
-"""Several processes on one machine, each with one model for its whole life. Messages go through shared memory."""
+"""Worker processes on one machine, each with one model for its whole life. Messages go through shared memory."""
 
 import logging
 import os
@@ -32,44 +32,44 @@ from fedvit.engine.transport import Task
 from fedvit.engine.worker import Worker
 
 log = logging.getLogger(__name__)
-WAITING = 2**28  # bytes of answers that may wait for a client whose turn is earlier,
-AHEAD = 16  # and how many of them for each process
+WAITING = 2**28  # bytes of answers that may wait for a client whose turn comes earlier,
+AHEAD = 16  # and the number of them per process
 
 
 @dataclass(frozen=True)
 class Job:
-    """One client's task for a process: its message and memory."""
+    """One client's task for a process, with its message and memory."""
 
     task: Task
     client: str
-    down: SharedMessage | None  # None: the same message as for the last client of this process
+    down: SharedMessage | None  # None if this process got the same message for its last client
     memory: SharedMessage
 
 
 @dataclass(frozen=True)
 class _Done:
-    """What a process sends back; `problem` is a user's mistake or a traceback."""
+    """The result that a process sends back; `problem` is a user's mistake or a traceback."""
 
     up: SharedMessage | None = None
     memory: SharedMessage | None = None
-    peak_mb: float = 0.0  # of the process's memory
+    peak_mb: float = 0.0  # the process's peak memory
     problem: str | None = None
     mistake: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's answer as bytes, until its turn comes."""
+    """A client's answer as bytes, kept until its turn comes."""
 
     up: bytes
     kept: bytes | None
 
 
 class WorkerPool:
-    """The transport of `--workers`: as `InProcess`, with the clients' work in other processes.
+    """The transport of `--workers`: like `InProcess`, but the clients' work is done in other processes.
 
-    Answers come in the order of the messages whatever the order of work, and every client's work depends on its own
-    message and memory alone, so the result does not depend on the number of processes.
+    Answers come in the order of the messages, whatever the order of work, and each client's work depends only on its
+    own message and memory, so the result does not depend on the number of processes.
     """
 
     def __init__(self, inner: InProcess, dataset: Dataset, count: int):
@@ -82,10 +82,10 @@ class WorkerPool:
         self.connections: list[Connection] = []
         self.processes = []
         self.rooms: dict[Connection, SharedBuffers] = {}
-        self.home: dict[str, Connection] = {}  # where a client was last: there is what frozen layers make of its images
+        self.home: dict[str, Connection] = {}  # where a client last ran: that process has its activations cached
         self.last: tuple[Any, bytes] | None = None  # the newest message
-        self.holds: dict[Connection, bytes] = {}  # the message that a process has
-        self.peak_mb = 0.0  # the most memory that one of them has used
+        self.holds: dict[Connection, bytes] = {}  # the message that each process has
+        self.peak_mb = 0.0  # the highest peak memory of any process
         for number in range(count):
             ours, theirs = context.Pipe()
             arguments = (
@@ -98,7 +98,7 @@ class WorkerPool:
             )
             process = context.Process(target=_serve_tasks, args=arguments, name=f"fedvit-{number}", daemon=True)
             process.start()
-            theirs.close()  # so that the end of a process is seen as the end of its pipe
+            theirs.close()  # so that the end of a process ends its pipe
             self.connections.append(ours)
             self.rooms[ours] = SharedBuffers()
             self.processes.append(process)
@@ -129,9 +129,9 @@ class WorkerPool:
         largest = max((message.nbytes for message in messages.values()), default=0)
         few = self.count * max(2, min(AHEAD, WAITING // max(1, largest * self.count)))
         for number, name in enumerate(messages):
-            while True:  # a process that is free gets its next task before an answer is looked at
-                while idle and waiting and begun < number + few:  # only few answers wait
-                    near = waiting[: number + few - begun]  # the last place is for the one that is due
+            while True:  # a free process gets its next task before any answer is looked at
+                while idle and waiting and begun < number + few:  # limit the answers that wait
+                    near = waiting[: number + few - begun]  # the last slot is for the client whose answer is due
                     client = max(near, key=lambda name: (self.home.get(name) is idle[-1], self.images(task, name)))
                     waiting.remove(client)
                     begun += 1
@@ -142,7 +142,7 @@ class WorkerPool:
             yield name, self.opened(name, answers.pop(name))
 
     def images(self, task: Task, client: str) -> int:
-        """How long a client will take, roughly: the longest go first, so that all processes end together."""
+        """Estimate a client's work by its images: the largest clients go first, so that all processes end together."""
         part = self.inner.worker.part(client)
         return len(part.train if task == "train" else part.test)
 
@@ -155,7 +155,7 @@ class WorkerPool:
         name: str,
         down: Payload,
     ) -> None:
-        """Hand a task to the last idle process."""
+        """Give a task to the last idle process."""
         if task == "train" and self.inner.fails(name, int(down.scalars["round"])):
             answers[name] = Failure("dropped out (train.dropout)")
             return
@@ -168,11 +168,11 @@ class WorkerPool:
         try:
             connection.send(Job(task, name, None if known else rooms.down.put(message), memory))
         except OSError as problem:
-            raise RuntimeError(f"a worker process has died before client {name}") from problem
+            raise RuntimeError(f"a worker process died before it could work on client {name}") from problem
         running[connection], self.holds[connection] = name, message
 
     def message(self, down: Payload) -> bytes:
-        """A message for other processes; the same bytes where the next client gets the same tensors."""
+        """Serialize a message for other processes; the bytes are reused if the next client gets the same tensors."""
         key = tuple((group, id(tree)) for group, tree in down.trees.items()), tuple(down.scalars.items())
         if self.last is None or self.last[0] != key:
             self.last = key, payload.to_bytes(down)
@@ -181,7 +181,7 @@ class WorkerPool:
     def collect(
         self, idle: list[Connection], running: dict[Connection, str], answers: dict[str, Answer | Failure]
     ) -> None:
-        """Wait for some process and take its answer."""
+        """Wait for any process and take its answer."""
         for ready in wait(list(running)):
             assert isinstance(ready, Connection)
             name = running.pop(ready)
@@ -189,7 +189,7 @@ class WorkerPool:
                 done: _Done = ready.recv()
             except (EOFError, OSError) as problem:
                 raise RuntimeError(
-                    f"the worker process of client {name} has died; was it out of memory? --workers 1 takes less"
+                    f"the worker process of client {name} died; did it run out of memory? --workers 1 needs less"
                 ) from problem
             if done.problem is not None:
                 raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
@@ -201,7 +201,7 @@ class WorkerPool:
             idle.append(ready)
 
     def opened(self, name: str, answer: Answer | Failure) -> Payload | Failure:
-        """A client's answer; what it remembers waits for the end of the round."""
+        """Return a client's answer; its new memory stays pending until the end of the round."""
         if isinstance(answer, Failure):
             return answer
         if answer.kept is not None:
@@ -210,7 +210,7 @@ class WorkerPool:
 
 
 def device_of(devices: Sequence[str], number: int) -> str:
-    """The devices in turn; `cuda` alone means every GPU."""
+    """Return the device of a process, taking the devices in turn; `cuda` alone means every GPU."""
     if list(devices) == ["cuda"]:
         return f"cuda:{number % torch.cuda.device_count()}"
     return devices[number % len(devices)]
@@ -226,7 +226,7 @@ def _serve_tasks(
     device: str,
     processes: int,
 ) -> None:
-    """A worker process: build the model once, then play clients until the pipe is closed."""
+    """Run a worker process: build the model once, then act as clients until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(experiment.run.threads)
     worker: Worker | None = None
@@ -248,7 +248,7 @@ def _serve_tasks(
                 done = work(worker, rooms, job, down)
             except UserError as problem:
                 done = _Done(problem=str(problem), mistake=True)
-            except Exception:  # whatever it is, the parent must hear of it
+            except Exception:  # the parent must learn of any error
                 done = _Done(problem=traceback.format_exc())
             connection.send(done)
 
@@ -262,7 +262,7 @@ def work(worker: Worker, rooms: SharedBuffers, job: Job, down: Payload) -> _Done
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed closes no pipes that we read while we compute: wait for its end."""
+    """Exit when the parent is killed: while this process computes, it would not notice a closed pipe."""
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -1,4 +1,4 @@
-"""How many worker processes fit on this machine."""
+"""The number of worker processes that fit on this machine."""
 
 import logging
 import math
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 def number_of_workers(
     wanted: int | None, experiment: Experiment, net: Net, dataset: Dataset, partition: Partition
 ) -> int:
-    """How many processes share the clients' work: as many as asked for, else as cores, clients and memory allow."""
+    """Return how many processes share the clients' work: as requested, or as cores, clients and memory allow."""
     run, plan = experiment.run, net.plan
     if isinstance(plan, SplitPlan) or plan.pooled:
         return 1
     in_memory = 0 if isinstance(dataset.images, np.memmap) else dataset.images.nbytes
     message = max(tree.nbytes(net.shared), plan.dispatch(net.server(partition.seen), partition.seen[0]).nbytes)
-    shared, each = free_shared_memory(), 2 * (message + net.memory_nbytes)  # there and back
+    shared, each = free_shared_memory(), 2 * (message + net.memory_nbytes)  # in both directions
     room = math.inf if shared is None else (0.8 * shared - in_memory) // max(1, each)
     if wanted is not None or len(run.devices) > 1:
         count = max(wanted or 1, len(run.devices))
@@ -38,7 +38,7 @@ def number_of_workers(
             raise UserError(
                 f"{count} worker processes need {(in_memory + count * each) / 0.8e6:.0f} MB of shared memory, found "
                 f"{(shared or 0) / 1e6:.0f} MB free in /dev/shm: give the container more (docker run --shm-size), "
-                "or --workers 1"
+                "or use --workers 1"
             )
         return count
     cohort = len(partition.seen) if plan.trains == "everyone" else experiment.train.cohort
@@ -55,7 +55,7 @@ def number_of_workers(
 
 
 def training_nbytes(net: Net, batch: int) -> int:
-    """What training takes in a process, roughly: weights, gradients, an optimiser's two sums, messages, a batch."""
+    """Estimate the bytes of training in a process: weights, gradients, an optimizer's two sums, messages, a batch."""
     ours = {tensor.untyped_storage().data_ptr() for tensor in net.live.values()}
     kept: dict[int, int] = {}
 
@@ -67,7 +67,7 @@ def training_nbytes(net: Net, batch: int) -> int:
         parameter.requires_grad_(name in net.roles.trainable)
     image = torch.zeros(1, 3, net.inputs.size, net.inputs.size)
     with eval_mode(net.module), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = net.module(image)  # held, so that no storage is used twice
+        logits = net.module(image)  # kept alive, so that no storage is reused
     del logits
     for_backward = sum(size for place, size in kept.items() if place not in ours)
     return 2 * tree.nbytes(net.live) + 6 * tree.nbytes(net.initial) + batch * for_backward
@@ -77,5 +77,5 @@ EMPTY_IMAGE = np.zeros((1, 1, 1, 3), dtype=np.uint8)
 
 
 def device_count(devices: Sequence[str]) -> int:
-    """One process for each device; `cuda` alone means every GPU."""
+    """Return the number of devices, which get one process each; `cuda` alone means every GPU."""
     return torch.cuda.device_count() if list(devices) == ["cuda"] else len(devices)

@@ -1,7 +1,8 @@
-"""Where worker processes come from. Imports no PyTorch before a command asks for it.
+"""The creation of worker processes. PyTorch is not imported before a command asks for it.
 
-On a CPU they are forked from one process that has imported PyTorch and done nothing else: it is imported once for all,
-while the command is still reading its settings. With GPUs, and where there is no fork, each is a new process.
+On a CPU, workers are forked from one process that has imported PyTorch and done nothing else: the import happens once
+for all of them, while the command is still reading its settings. With GPUs, and where there is no fork, each worker is
+a new process.
 """
 
 import atexit
@@ -19,30 +20,30 @@ from fedvit.engine.system import cores
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
-FORKED = sys.platform == "linux"  # elsewhere forking after an import of PyTorch is not safe, or there is no fork
+FORKED = sys.platform == "linux"  # elsewhere, forking after importing PyTorch is unsafe or impossible
 
 
 def prepare(workers: int | None) -> None:
-    """Import what a run needs, here and at the same time in the process that its workers will come from."""
+    """Import what a run needs, here and at the same time in the process that its workers are forked from."""
     if workers != 1 and (workers is not None or cores() > 1):
         begin()
     import_quickly("fedvit.runs.execute")
 
 
 def begin() -> bool:
-    """Start that process, which only imports; whether there can be one."""
+    """Start the process that workers are forked from, which only imports; return whether that is possible."""
     if FORKED:
-        from multiprocessing import forkserver  # not on Windows
+        from multiprocessing import forkserver  # does not exist on Windows
 
         multiprocessing.set_forkserver_preload(["fedvit.engine.preload"])
-        with suppress(OSError):  # the folder of temporary files has too long a name for a socket
+        with suppress(OSError):  # the path of the temporary folder may be too long for a socket
             forkserver.ensure_running()
             return True
     return False
 
 
 def import_quickly(module: str) -> None:
-    """Import a module without looking for garbage among its objects, which are all in use: half a second less."""
+    """Import a module without garbage collection, which saves half a second: all of its objects are in use."""
     gc.disable()
     try:
         import_module(module)
@@ -52,8 +53,8 @@ def import_quickly(module: str) -> None:
 
 @contextmanager
 def end_at_once() -> Iterator[None]:
-    """A program that just stops after all else has ended: Python would take PyTorch apart for a second."""
-    status: int | str | None = 1  # of an error that Python tells itself
+    """Exit at once after everything else has ended: Python would spend a second tearing down PyTorch."""
+    status: int | str | None = 1  # for an error that Python itself reports
 
     def stop() -> None:
         code = status if isinstance(status, int) else int(status is not None)
@@ -61,7 +62,7 @@ def end_at_once() -> Iterator[None]:
             sys.stdout.flush()
             sys.stderr.flush()
         except OSError:
-            code = code or 120  # Python's own, where the last words cannot be written
+            code = code or 120  # Python's own status when the last output cannot be written
         os._exit(code)
 
     atexit.register(stop)  # the first to register is the last to run
@@ -74,7 +75,7 @@ def end_at_once() -> Iterator[None]:
 
 
 def context_for(devices: Sequence[str]) -> "ForkServerContext | SpawnContext":
-    """How to start workers for these devices."""
+    """Return the multiprocessing context that starts workers for these devices."""
     if list(devices) == ["cpu"] and begin():
         return multiprocessing.get_context("forkserver")
     return multiprocessing.get_context("spawn")

@@ -7,23 +7,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SMALL = 2**16  # bytes that go through the pipe itself
+SMALL = 2**16  # messages with fewer bytes go through the pipe itself
 
 
 @dataclass(frozen=True)
 class SharedMessage:
-    """What a pipe says of bytes that lie in shared memory, or the bytes themselves where they are few."""
+    """What a pipe carries: a reference to bytes in shared memory, or the bytes themselves if there are few."""
 
     size: int
     few: bytes | None = None
-    room: Tensor | None = None  # the shared memory, where the other side does not know it yet
+    room: Tensor | None = None  # the shared memory, if the other side does not know it yet
 
 
 @dataclass
 class SharedBuffer:
-    """Shared memory for one kind of message in one direction: it grows with them, and stays.
+    """Shared memory for one kind of message in one direction, which grows with the messages and is reused.
 
-    A message is taken before the next is put.
+    A message must be taken before the next is put.
     """
 
     tensor: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
@@ -56,14 +56,14 @@ class SharedBuffers:
 
 
 def shared_array(images: np.ndarray) -> Tensor:
-    """An array in memory that processes share."""
+    """Return an array's data as a tensor in memory that processes share."""
     tensor = torch.from_numpy(np.ascontiguousarray(images))
     tensor.share_memory_()  # type: ignore[no-untyped-call]
     return tensor
 
 
 def map_of(images: Any) -> Any:
-    """What is sent of the images: the shared tensor itself, or where the map lies."""
+    """Return what is sent in place of the images: the shared tensor itself, or the location of a memory map."""
     if isinstance(images, np.memmap):
         return str(images.filename), images.dtype.str, images.shape, images.offset
     return images

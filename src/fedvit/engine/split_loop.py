@@ -1,6 +1,7 @@
-"""The split loop: the same rounds, cohorts, evaluation and files as the federated one, another protocol inside.
+"""The split loop: the same rounds, cohorts, evaluation and files as the federated loop, with another protocol.
 
-The loop does not know where the clients are: in this process (`Here`) or behind a network (`split_server.Remote`).
+The loop does not know where the clients are: in this process (`LocalClients`) or behind a network (`RemoteClients` in
+`network.grpc.remote_clients`).
 """
 
 import logging
@@ -33,7 +34,7 @@ Scores = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client's round came to: its mean loss on so many images, and the tensor bytes both ways."""
+    """The result of a client's round: its mean loss, its number of images, and the tensor bytes in both directions."""
 
     loss: float
     examples: int
@@ -43,17 +44,17 @@ class Answer:
 
 @dataclass
 class Trained:
-    """A round's clients: those that finished, in the order of the cohort, and the bytes sent to those that did not."""
+    """A round's clients: those that finished, in the order of the cohort, and the bytes sent to those that failed."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
 
 
 class SplitClients(Protocol):
-    """Whoever has the heads and tails."""
+    """The holders of the heads and tails, wherever they are."""
 
     def clients(self) -> Sequence[str]:
-        """All clients, in the order in which sums are taken."""
+        """Return all clients, in the order in which sums are taken."""
 
     def train(self, side: ServerSide, cohort: Sequence[str], number: int, *, average: bool) -> Trained:
         """Let these clients take their steps of a round against the body."""
@@ -62,14 +63,14 @@ class SplitClients(Protocol):
         """Give these clients the mean of their parts, before the round is committed."""
 
     def commit(self, number: int) -> None:
-        """Make the memories of this round's training the clients' own."""
+        """Commit the memories that this round's training produced."""
 
     def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
-        """The scores of these clients around the body as it is, and the tensor bytes that it took."""
+        """Score these clients with the current body; return the scores and the tensor bytes that were sent."""
 
 
 class Loopback:
-    """The channel inside one process, and its account of tensor bytes."""
+    """The channel within one process, which also counts tensor bytes."""
 
     def __init__(self, server: ServerSide):
         self.server = server
@@ -85,7 +86,7 @@ class Loopback:
 
 
 class LocalClients:
-    """All clients in this process, one after another, or step by step where they must wait for each other."""
+    """All clients in this process, run one after another, or step by step where they must wait for each other."""
 
     def __init__(self, net: Net, transport: InProcess):
         self.net, self.transport, self.split = net, transport, net.split
@@ -151,7 +152,7 @@ def federate_split(
     """Run the rounds after `server.round`, one at a time."""
     run, parts, names = experiment.run, Parts(net.module, net.split.cut), list(clients.clients())
     for parameter in net.module.parameters():
-        parameter.requires_grad_(False)  # learning weights are given at every call
+        parameter.requires_grad_(False)  # the weights being trained are passed to every call
     for number in range(server.round + 1, experiment.train.rounds + 1):
         ledger = Ledger()
         cohort = sample_cohort(names, experiment, number)
@@ -201,7 +202,7 @@ def _split_round(
     number: int,
     ledger: Ledger,
 ) -> tuple[Server, float | None, list[str]]:
-    """Every sampled client's steps, and the body's learning. Where nobody finishes, the server stays as it was."""
+    """Take every sampled client's steps and train the body. If no client finishes, the server stays as it was."""
     split = net.split
     side = server_side(net, parts, server, experiment, number, cohort)
     average = bool(split.average_every) and (number - 1) % split.average_every == 0  # rounds count from 0 in the papers
@@ -228,7 +229,7 @@ def _split_round(
 
 
 def one_step(requests: Requests, channel: Loopback) -> bool:
-    """Carry a client's messages until the end of its step; False when its round is over."""
+    """Deliver a client's messages until the end of its step; return False when its round is over."""
     try:
         message = next(requests)
         while message is not None:
@@ -239,7 +240,7 @@ def one_step(requests: Requests, channel: Loopback) -> bool:
 
 
 def order(split: SplitPlan, present: Sequence[str], seed: int, number: int) -> list[str]:
-    """Turns are taken in random order; elsewhere the order does not matter."""
+    """Return the clients in the order in which they train: random for turns; otherwise the order does not matter."""
     if split.body != "turns":
         return list(present)
     chosen = torch.randperm(len(present), generator=randomness.generator(seed, number, "", "turns"))
@@ -249,7 +250,7 @@ def order(split: SplitPlan, present: Sequence[str], seed: int, number: int) -> l
 def evaluate_split(
     net: Net, server: Server, clients: SplitClients, experiment: Experiment, names: Sequence[str], number: int
 ) -> tuple[Scores, int]:
-    """Every client's own head and tail around the newest body, through the same messages; and their bytes."""
+    """Score each client's own head and tail with the newest body, using the same messages; also return their bytes."""
     side = server_side(net, Parts(net.module, net.split.cut), server, experiment, number)
     net.module.eval()
     return clients.evaluate(side, names, number)

@@ -1,4 +1,4 @@
-"""How much memory there is and how much was used; Linux tells most, other systems what they can."""
+"""Available cores, and available and used memory. Linux reports the most; other systems report what they can."""
 
 import contextlib
 import os
@@ -10,17 +10,17 @@ from pathlib import Path
 import psutil
 
 STATUS = Path("/proc/self/status")
-CONTAINER = Path("/sys/fs/cgroup")  # what a container may use of the machine
+CONTAINER = Path("/sys/fs/cgroup")  # the limits of a container
 
 
 def reset_peak_rss() -> None:
-    """Start a new measurement, where the system lets us: several runs may share a process."""
-    with contextlib.suppress(OSError):  # the peak is then that of the whole process so far
+    """Start a new measurement if the system allows it, because several runs may share a process."""
+    with contextlib.suppress(OSError):  # the peak is then that of the process so far
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_rss_mb() -> float:
-    """The most resident memory since the last reset, in megabytes of 10^6 bytes. psutil knows no peak on Linux."""
+    """Return the peak resident memory since the last reset, in MB of 10^6 bytes. psutil has no peak on Linux."""
     if STATUS.is_file():
         for line in STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -30,13 +30,13 @@ def peak_rss_mb() -> float:
 
 
 def free_shared_memory() -> int | None:
-    """Bytes that processes can still share, where the system says; containers often have few."""
+    """Return the free bytes of shared memory, or None if the system does not say; containers often have few."""
     place = Path("/dev/shm")
     return shutil.disk_usage(place).free if place.is_dir() else None
 
 
 def cores() -> int:
-    """The cores that this process may use, and a container's share of them."""
+    """Return the number of cores that this process may use, within a container's limit."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):  # ValueError: "max", no limit
         quota, period = map(int, (CONTAINER / "cpu.max").read_text().split())
@@ -45,10 +45,10 @@ def cores() -> int:
 
 
 def free_ram() -> int:
-    """Bytes that can be had without swapping, or without passing a container's limit."""
+    """Return the bytes that are available without swapping or exceeding a container's limit."""
     here = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError, KeyError):
         most, used = (int((CONTAINER / f"memory.{name}").read_text()) for name in ("max", "current"))
         lines = (line.split() for line in (CONTAINER / "memory.stat").read_text().splitlines())
-        here = min(here, max(0, most - used + int(dict(lines)["inactive_file"])))  # old files in memory give way
+        here = min(here, max(0, most - used + int(dict(lines)["inactive_file"])))  # cached files give way
     return here

@@ -1,4 +1,4 @@
-"""How messages reach clients. The loop knows only this protocol."""
+"""The protocol by which messages reach clients. The loop knows nothing else about a transport."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
@@ -9,13 +9,13 @@ Task = Literal["train", "evaluate"]
 
 
 class Transport(Protocol):
-    """One process, several processes or a network: the same three calls."""
+    """The same three calls for clients in one process, in several processes or over a network."""
 
     def clients(self) -> Sequence[str]:
-        """All clients, in the order in which sums are taken."""
+        """Return all clients, in the order in which sums are taken."""
 
     def exchange(self, task: Task, messages: Mapping[str, Payload]) -> Iterator[tuple[str, Payload | Failure]]:
-        """Send, and yield the answers in the order of the messages."""
+        """Send the messages and yield the answers in the same order."""
 
     def commit(self, round_: int) -> None:
-        """Make the memories of this round's training the clients' own; until then they are pending."""
+        """Commit the memories that this round's training produced; until then they are pending."""

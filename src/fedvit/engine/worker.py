@@ -1,4 +1,4 @@
-"""One model and the data of its clients: all that a process needs to play any client."""
+"""One model and the data of its clients: everything a process needs to act as any client."""
 
 import logging
 import warnings
@@ -44,13 +44,13 @@ def client_data(
     part: ClientPartition,
     activations: Callable[[Tensor], Tensor] | None = None,
 ) -> ClientData:
-    """Views into tensors that all clients share."""
+    """Return a client's data as views into tensors that all clients share."""
     train, val, test, probe = (torch.from_numpy(i) for i in (part.train, part.val, part.test, part.probe))
     return ClientData(images, labels, train, val, test, probe, classes, activations)
 
 
 def image_tensors(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """The data set's arrays as tensors, without a copy. Nobody writes into them, so a read-only map will do."""
+    """Return the dataset's arrays as tensors, without a copy. Nothing writes to them, so a read-only map will do."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return torch.from_numpy(dataset.images), torch.from_numpy(dataset.labels)
@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[Dataset, Partition]:
-    """The data set, loaded unless given, and who owns what of it."""
+    """Return the dataset, loaded unless given, and its partition among the clients."""
     data, seed = experiment.data, experiment.run.seed
     if dataset is None:
         dataset = load_dataset(data, input_size(experiment.model))
@@ -71,7 +71,7 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
 
 
 class Worker:
-    """Plays any client: a handful of tensors goes into the one model and comes out again."""
+    """Acts as any client, by loading a handful of tensors into the one model and reading them back."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class Worker:
         self.activations = self.frozen_activations(processes)
 
     def frozen_activations(self, processes: int) -> Activations | None:
-        """The cache of what frozen layers make of the images, if there is anything to gain and nothing in its way."""
+        """Return a cache of the frozen layers' activations, or None if it gains nothing or something prevents it."""
         net, run = self.net, self.experiment.run
-        if self.experiment.model.name == "python" or isinstance(net.plan, SplitPlan):  # who knows what a module draws
+        if self.experiment.model.name == "python" or isinstance(net.plan, SplitPlan):  # a user's module may be random
             return None
         limit = (free_ram() // 4 if run.cache_mb is None else run.cache_mb * 1_000_000) // processes
         start = first_learned(net.module, net.roles.trainable)
@@ -102,34 +102,38 @@ class Worker:
         found = Activations(net.module, start, self.images, net.inputs, self.settings(1), limit)
         accept_activations_(net.module, start)
         if not same_result(net.module, start, self.images[:2], net.inputs, device=self.device):
-            log.info("%s does not give the same from %s on: it is computed whole", type(net.module).__name__, start)
+            log.info(
+                "%s does not give the same result from %s on: the full pass is used", type(net.module).__name__, start
+            )
             return None
         if self.experiment.train.augment != "none":
             log.info("train.augment changes the images: only evaluation starts at %s", start)
         log.info(
-            "all before %s is frozen: its output is computed once an image, at most %.0f MB", start, found.megabytes
+            "everything before %s is frozen: its output is computed once per image, at most %.0f MB",
+            start,
+            found.megabytes,
         )
         return found
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """What is measured of every view."""
+        """The metrics of every view."""
         return metrics_of(self.experiment.data, self.classes)
 
     @cached_property
     def tests_make_the_global_one(self) -> bool:
-        """Whether the global test set is the clients' together; an area under a curve is no sum of parts even then."""
+        """Whether the clients' test sets make up the global one; never with AUROC, which is not a sum over parts."""
         parts = [self.partition.clients[name].test for name in self.partition.seen]
         return not self.auroc and np.array_equal(np.sort(np.concatenate(parts)), np.sort(self.partition.global_test))
 
     @cached_property
     def clients_score_the_server(self) -> bool:
-        """Whether every client tests the server's very model, each on its own part of the global test set."""
+        """Whether every client tests exactly the server's model, each on its own part of the global test set."""
         after = self.experiment.run.evaluate == "after"
         return after and self.tests_make_the_global_one and self.net.clients_test_the_servers(self.partition.seen)
 
     def client(self, name: str, round_: int, memory: Memory, window: Window = FULL) -> Client:
-        """This client in this round, with the part of the model in its window."""
+        """Return this client in this round, with the part of the model in its window."""
         net, settings = self.net.at(window), self.settings(round_)
         activations = self.activations if window.rate == 1 else None
         data = client_data(self.images, self.labels, self.classes, self.part(name), activations)
@@ -149,16 +153,16 @@ class Worker:
         return ClientPartition(train, self.partition.global_test, val)
 
     def train(self, name: str, down: Payload, memory: Memory) -> tuple[Payload, Memory]:
-        """A client's part of a round: what it reports, and its memory afterwards."""
+        """Do a client's part of a round; return its report and its memory afterwards."""
         client = self.client(name, int(down.scalars["round"]), memory, window_of(down))
         up = client_round(self.net.federated, client, down)
         return up, client.memory
 
     def evaluate(self, name: str, down: Payload, memory: Memory) -> Payload:
-        """A client's views on its own images. It works on a scratch memory, which is thrown away.
+        """Score a client's views on its own images. This uses a scratch copy of its memory, which is thrown away.
 
-        A client that never trains has one more view, finetuned: after a round's local training of all that is
-        trainable. `run.before_after` gives every client that view and the one before it.
+        A client that never trains has one more view, `finetuned`: after one round's local training of all trainable
+        weights. `run.before_after` gives the other clients the views `before` and `after` such training.
         """
         client = self.client(name, int(down.scalars["round"]), dict(memory), window_of(down))
         scalars: dict[str, float] = {}
@@ -177,9 +181,9 @@ class Worker:
     def evaluate_server(
         self, shared: Tree, round_: int, scores: Mapping[str, Mapping[str, float]] | None = None
     ) -> dict[str, float]:
-        """The server's model on the global test set, client by client where that set is made of theirs.
+        """Score the server's model on the global test set, client by client if their test sets make it up.
 
-        Where the clients' `scores` are just that, they are summed instead of measured again.
+        If the clients' `scores` already measure exactly that, they are summed instead of measured again.
         """
         if scores is not None and self.clients_score_the_server and scores.keys() == set(self.partition.seen):
             return pooled(scores)
