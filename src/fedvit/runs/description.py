@@ -1,4 +1,4 @@
-"""What an exported model says of itself, as JSON in its file: all that is needed to build it again and to feed it."""
+"""The description of an exported model, stored as JSON in its file: everything needed to rebuild it and to feed it."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -9,18 +9,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from fedvit.core.errors import UserError
 from fedvit.core.settings import ModelSettings
 
-KEY = "fedvit"  # of the description in a file's metadata
+KEY = "fedvit"  # the description's key in a file's metadata
 FORMAT = 1
 
 
 class Part(BaseModel):
-    """Frozen; what a newer version wrote beside the known keys is passed over."""
+    """A frozen part of a description; unknown keys, which a newer version may have written, are ignored."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
 class Inputs(Part):
-    """Images as the model wants them: (batch, 3, size, size), values of 0..1 less `mean`, divided by `std`."""
+    """Images as the model expects them: (batch, 3, size, size), values in 0..1 minus `mean`, divided by `std`."""
 
     size: int
     mean: tuple[float, float, float]
@@ -28,16 +28,16 @@ class Inputs(Part):
 
 
 class Parted(Part):
-    """How a ViT was cut for split learning, where the pieces are more than the plain model."""
+    """How a ViT was cut for split learning, if its parts do more than the plain model."""
 
     cut: Literal["A", "B", "after", "vibs"]
     block: int
     wire: Literal["fp32", "bf16", "int8"]
-    depth: int | None = None  # the blocks that features pass, where that is not all
+    depth: int | None = None  # the number of blocks that features pass, if not all
 
 
 class Timm(Part):
-    """Arguments of timm.create_model; no others are taken from a file."""
+    """The arguments of timm.create_model; no others are taken from a file."""
 
     model_name: str
     num_classes: int
@@ -53,7 +53,7 @@ class Timm(Part):
 
 
 class Check(Part):
-    """How the file was compared with the run's own model: images, and the largest difference of a logit."""
+    """How a file was compared with the run's own model: number of images, and the largest difference of a logit."""
 
     images: int
     difference: float
@@ -61,7 +61,7 @@ class Check(Part):
 
 
 class Description(Part):
-    """A model out of a run."""
+    """The description of a model from a run."""
 
     format: int = FORMAT
     fedvit: str = version("fedvit")
@@ -76,7 +76,7 @@ class Description(Part):
     split: Parted | None = None
     classes: list[str]
     input: Inputs
-    image: tuple[int, int, int]  # height, width, channels of the images it learned from, before they were resized
+    image: tuple[int, int, int]  # height, width and channels of the training images, before resizing
     precision: Literal["fp32", "bf16"]  # of the run's own predictions
     timm: Timm | None = None  # the plain model that the weights of this file belong to
     not_timm: str | None = None  # why there is none
@@ -87,21 +87,21 @@ class Description(Part):
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, str], path: Any) -> "Description":
-        """The description of a file, or an error that says what the file lacks."""
+        """Return the description in a file's metadata, or raise an error that says what the file lacks."""
         if KEY not in metadata:
             raise UserError(
-                f"{path} does not say which model it is: expected a file of `fedvit export`; plain weights of timm are "
-                "given to a run with --weights"
+                f"{path} does not say which model it is: expected a file from `fedvit export`; to start a run from "
+                "plain timm weights, use --weights"
             )
         try:
             found = Description.model_validate_json(metadata[KEY])
         except ValidationError as problem:
-            raise UserError(f"{path} is described in a way this version does not know: {problem}") from problem
+            raise UserError(f"{path} has a description that this version does not know: {problem}") from problem
         if found.format > FORMAT:
             raise UserError(f"{path} was written by fedvit {found.fedvit}, which is newer: upgrade fedvit to open it")
         return found
 
 
 def shared_options(method: Mapping[str, Any], rate: float) -> dict[str, Any]:
-    """The method's table without what it says of other clients: the widths of HeteroFL name them."""
+    """Return the method's table without what it says about other clients: HeteroFL's widths name them."""
     return {key: f"{rate:g}" if key == "rates" else value for key, value in method.items() if value is not None}

@@ -1,4 +1,4 @@
-"""One run from settings to files: set up, loop, checkpoint, results. The library logs and yields; it does not print."""
+"""One run from settings to files: setup, loop, checkpoints, results. The library logs and yields; it never prints."""
 
 import logging
 import shlex
@@ -57,9 +57,9 @@ def run_rounds(
     dataset: Dataset | None = None,
     workers: int | None = 1,
 ) -> Iterator[Round]:
-    """Run the experiment in its folder, a round at a time; the files are complete when the iterator ends.
+    """Run the experiment in its folder, one round at a time; the files are complete when the iterator ends.
 
-    `workers` processes share the clients' work; the result does not depend on their number. None: as many as fit.
+    `workers` processes share the clients' work; the result does not depend on their number. None means as many as fit.
     """
     begin = time.perf_counter()
     reset_peak_rss()
@@ -97,14 +97,14 @@ def run_rounds(
 
 @dataclass(frozen=True)
 class FinishedRounds:
-    """The rounds that are done: their lines in rounds.jsonl and timings.jsonl."""
+    """The finished rounds: their lines in rounds.jsonl and timings.jsonl."""
 
     rows: list[dict[str, Any]]
     timings: list[dict[str, Any]]
 
     @staticmethod
     def of(folder: Path, round_: int, experiment: Experiment) -> "FinishedRounds":
-        """What a folder says of the rounds up to this one; its lines of later rounds are forgotten."""
+        """Read the rounds up to this one from a folder; its lines of later rounds are dropped."""
         return FinishedRounds(
             keep_rounds(folder / "rounds.jsonl", round_, experiment),
             keep_rounds(folder / "timings.jsonl", round_),
@@ -115,14 +115,14 @@ class FinishedRounds:
         return sum(sum(timing["seconds"].values()) for timing in self.timings)
 
     def is_over(self, wanted: float | None) -> bool:
-        """Whether the last round has reached the accuracy that was asked for."""
+        """Return whether the last round has reached the requested accuracy."""
         views = self.rows[-1]["views"] if self.rows else None
         return bool(views and reached(views["personal"]["mean"], wanted))
 
 
 @dataclass(frozen=True)
 class RunInProgress:
-    """A run at work in its folder, on whatever transport: every round is on disk before the next one begins."""
+    """A run in progress in its folder, on any transport: every round is on disk before the next one begins."""
 
     experiment: Experiment
     folder: Path
@@ -139,7 +139,7 @@ class RunInProgress:
         metrics: Sequence[str],
         local: LocalBaseline | None = None,
     ) -> Iterator[Round]:
-        """The loop's rounds, each written before it is handed on; none if the run is over."""
+        """Yield the loop's rounds, each after it is written to disk; none if the run is over."""
         experiment, folder, past = self.experiment, self.folder, self.past
         toml, last = to_toml(experiment), len(past.rows)
         sent = sum(map(sent_in, past.rows))
@@ -151,7 +151,7 @@ class RunInProgress:
                         write_clients(folder, experiment, roster, metrics, past.rows, done, local)
                     append_line(folder / "rounds.jsonl", done.row)
                     save_checkpoint(folder / "checkpoint", done.server, self.store)
-                if (folder / "run.toml").read_text() != toml:  # the run is being extended: from here on it is another
+                if (folder / "run.toml").read_text() != toml:  # the run is being extended: its settings change here
                     (folder / "summary.json").unlink(missing_ok=True)
                     write_text(folder / "run.toml", toml)
                 past.timings.append({"round": done.row["round"], "seconds": done.ledger.seconds})
@@ -163,7 +163,7 @@ class RunInProgress:
     def finish(
         self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None, peak_mb: float = 0.0
     ) -> None:
-        """Write summary.json; `peak_mb` is the largest memory of other processes that worked for the run."""
+        """Write summary.json; `peak_mb` is the highest peak memory of other processes that worked for the run."""
         peak, seconds = max(peak_rss_mb(), peak_mb), self.setup + self.past.seconds
         write_summary(Run(self.folder), self.experiment, self.net, self.past.rows, local, unseen, seconds, peak)
 
@@ -181,7 +181,7 @@ def begin_run(
     since: float,
     started_by: str | None = None,
 ) -> RunInProgress:
-    """Begin a run in a new folder, or continue the one that is there. All settings have been checked before."""
+    """Begin a run in a new folder, or continue the one in it. All settings have been checked by now."""
     server = net.server(clients)
     check_tracker(experiment)
     open_folder(folder, experiment, description, resume=resume)
@@ -195,7 +195,7 @@ def begin_run(
 
 
 def _charge(loop: Iterator[Round], phase: str, seconds: float) -> Iterator[Round]:
-    """The loop's rounds, the first with the seconds of something that came before it."""
+    """Yield the loop's rounds, charging the first with the seconds of a phase that came before it."""
     for done in loop:
         if seconds:
             done.ledger.seconds[phase], seconds = seconds, 0.0
@@ -203,22 +203,22 @@ def _charge(loop: Iterator[Round], phase: str, seconds: float) -> Iterator[Round
 
 
 def starting_command() -> str:
-    """The command line of this process, or that it was another program."""
+    """Return the command line of this process, or a note that it is another program."""
     ours = Path(sys.argv[0]).name in ("fedvit", "__main__.py")
     return shlex.join(["fedvit", *sys.argv[1:]]) if ours else "a Python program"
 
 
 def _fits_in_ram(net: Net, clients: int) -> bool:
-    """Client memory stays in RAM while all of it would take less than a quarter of what is free."""
+    """Return whether client memory stays in RAM: all of it may take at most a quarter of what is free."""
     needed = clients * net.memory_nbytes
     if needed <= free_ram() / 4:
         return True
-    log.warning("client memory may need %.1f GB, over a quarter of free RAM: it is kept on disk", needed / 1e9)
+    log.warning("client memory may need %.1f GB, over a quarter of the free RAM: it is kept on disk", needed / 1e9)
     return False
 
 
 def _evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, partition: Partition) -> dict[str, Any]:
-    """Clients that never trained: as they are, and after one local training; unseen.csv and one line each view."""
+    """Score clients that never trained, as they are and fine-tuned; write unseen.csv and return every view."""
     if isinstance(net.plan, Plan):
         scores = evaluate(net.plan, dict.fromkeys(partition.unseen, server), transport, server.round, Ledger())
     else:
@@ -230,7 +230,7 @@ def _evaluate_unseen(run: Run, net: Net, server: Server, transport: InProcess, p
 
 @contextmanager
 def run_log() -> Iterator[Callable[[Path], None]]:
-    """Collect the package's log; the function it gives names the file, once there is a folder for it."""
+    """Collect the package's log; call the yielded function with the file to write, once there is a folder for it."""
     package = logging.getLogger("fedvit")
     buffer = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
     package.addHandler(buffer)
@@ -243,7 +243,7 @@ def run_log() -> Iterator[Callable[[Path], None]]:
         files.append(file)
         buffer.setTarget(file)
         buffer.flush()
-        buffer.capacity = 1  # from now on every line is written at once
+        buffer.capacity = 1  # from now on, every line is written at once
 
     try:
         yield log_to

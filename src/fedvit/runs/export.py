@@ -1,6 +1,6 @@
-"""Models to take home: safetensors for plain timm where that is exact, else with a description; or ONNX.
+"""The export of models: safetensors for plain timm where that is exact, else for FedViT by a description; or ONNX.
 
-Every file is opened again and compared with the run's own model before it gets its name.
+Every file is read back and compared with the run's own model before it gets its name.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ SUFFIX: dict[Format, str] = {"timm": ".safetensors", "onnx": ".onnx"}
 
 @dataclass(frozen=True)
 class Exported:
-    """One written file."""
+    """A file that was written."""
 
     path: Path
     description: Description
@@ -42,12 +42,14 @@ class Exported:
 def export(
     run: Run, *, clients: list[str], server: bool, everything: bool, form: Format, out: Path
 ) -> Iterator[Exported]:
-    """Write the models that were asked for into `out`, a folder, or into `out` itself where it names one file."""
+    """Write the requested models into the folder `out`, or to `out` itself if it names a file."""
     opened = open_run(run)
     names = opened.clients if everything else clients
     with_server = server or (everything and why_no_server(opened) is None)
     if not names and not with_server:
-        raise UserError(f"say which model: --client NAME, --server or --all; there are {', '.join(opened.clients)}")
+        raise UserError(
+            f"say which model: --client NAME, --server or --all; the clients are {', '.join(opened.clients)}"
+        )
     makers: list[tuple[str, Callable[[], nn.Module]]] = [
         (f"client-{quote(name, safe=' ')}", lambda name=name: client_model(opened, name))  # type: ignore[misc]
         for name in names
@@ -56,9 +58,9 @@ def export(
         makers.append(("server", lambda: server_model(opened)))
     one_file = out.suffix in SUFFIX.values()
     if one_file and out.suffix != SUFFIX[form]:
-        raise UserError(f"--out {out} is no name for the {form} format: name it {out.with_suffix(SUFFIX[form]).name}")
+        raise UserError(f"--out {out} does not fit the {form} format: name it {out.with_suffix(SUFFIX[form]).name}")
     if one_file and len(makers) > 1:
-        raise UserError(f"--out {out} is one file, and there are {len(makers)} models: name a folder")
+        raise UserError(f"--out {out} is one file, but there are {len(makers)} models: name a folder")
     write = {"timm": _write_timm, "onnx": write_onnx}[form]
     for name, make in makers:
         path = out if one_file else out / f"{name}{SUFFIX[form]}"
@@ -66,7 +68,7 @@ def export(
 
 
 def _write_timm(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
-    """Plain timm weights where they are exactly the same model, else all weights as they are."""
+    """Write plain timm weights if they make exactly the same model, else all weights as they are."""
     description = description_of(model)
     reference = logits(model, check_images(description))
     try:
@@ -92,18 +94,19 @@ def save(weights: dict[str, Tensor], description: Description, path: Path) -> No
 
 
 def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
-    """A model that `fedvit export` wrote, ready to predict; nothing is unpickled.
+    """Load a model that `fedvit export` wrote, ready to predict; nothing is unpickled.
 
     `model.description` says what goes in and what comes out. `module` is needed for a run whose model was a module of
-    your own: its weights are replaced by those of the file.
+    your own: its weights are replaced by those in the file.
     """
     path = Path(path)
     if path.is_dir():
         raise UserError(
-            f"{path} is a folder: expected a .safetensors or .onnx file, or fedvit.load_run(FOLDER).model(CLIENT)"
+            f"{path} is a folder: expected a .safetensors or .onnx file; for the folder of a run, use "
+            "fedvit.load_run(FOLDER).model(CLIENT)"
         )
     if not path.is_file():
-        raise UserError(f"no model at {path}: expected a .safetensors or .onnx file of `fedvit export`")
+        raise UserError(f"no model at {path}: expected a .safetensors or .onnx file from `fedvit export`")
     if path.suffix == ".onnx":
         return load_onnx(path)
     return _load_safetensors(path, module)
@@ -115,7 +118,7 @@ def _load_safetensors(path: Path, module: nn.Module | None) -> nn.Module:
             metadata = file.metadata() or {}
         weights = load_file(path)
     except (SafetensorError, OSError) as problem:
-        raise UserError(f"{path} is not a safetensors file ({problem}): nothing else is read") from problem
+        raise UserError(f"{path} is not a safetensors file ({problem}): no other format is read") from problem
     description = Description.from_metadata(metadata, path)
     model = create(description.timm) if description.timm is not None else _rebuild(description, module)
     try:
@@ -126,10 +129,10 @@ def _load_safetensors(path: Path, module: nn.Module | None) -> nn.Module:
 
 
 def _rebuild(description: Description, module: nn.Module | None) -> nn.Module:
-    """The model with its plugins, at its width, in its parts; the weights are still any."""
+    """Rebuild the model with its plugins, width and parts; its weights are still arbitrary."""
     if description.model.name == PYTHON and module is None:
         raise UserError(
-            "this file holds weights for a module of your own: give it, fedvit.load_model(FILE, module=YourModule()); "
+            "this file holds weights for a module of your own: pass it, fedvit.load_model(FILE, module=YourModule()); "
             "an export with --format onnx needs no module"
         )
     plugins = tuple(plugins_of(description))

@@ -1,4 +1,4 @@
-"""What every exported file has in common: its description, and a check against the run's own model."""
+"""What all exported files have in common: a description, and a check against the run's own model."""
 
 import os
 import shutil
@@ -21,9 +21,9 @@ from fedvit.models.plugins.specs import PLUGINS
 from fedvit.runs.description import Check, Description, Timm
 from fedvit.runs.models import Chain
 
-TOLERANCE = 1e-4  # of a logit's difference, as a share of the largest logit (at least 1)
+TOLERANCE = 1e-4  # for a logit's difference, relative to the largest logit (at least 1)
 CHECK_IMAGES = 16
-ONE_FILE = 1_500_000_000  # bytes of weights above which ONNX keeps them in a file beside
+ONE_FILE = 1_500_000_000  # bytes of weights above which ONNX keeps them in a second file
 
 
 def write_checked(
@@ -33,8 +33,8 @@ def write_checked(
     again: Callable[[Path], nn.Module],
     save_to: Callable[[Path, Description], None],
 ) -> Description:
-    """Write, open again, compare; only then does the file get its name."""
-    partial = path.parent / f"{path.name}.{os.getpid()}.partial"  # a folder: large ONNX models are two files
+    """Write a file, read it back and compare; only then does it get its name."""
+    partial = path.parent / f"{path.name}.{os.getpid()}.partial"  # a folder, because large ONNX models are two files
     try:
         partial.mkdir(parents=True)
         save_to(partial / path.name, description)
@@ -59,7 +59,7 @@ def write_checked(
 
 
 def check_images(description: Description) -> Tensor:
-    """Real images that need no data folder and belong to no client: embedded digits, prepared for this model."""
+    """Return real images that need no data folder and belong to no client: bundled digits, prepared for this model."""
     return prepare(_some_digits(), inputs_of(description))
 
 
@@ -80,7 +80,7 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def _compare_logits(model: nn.Module, description: Description, reference: Tensor) -> Check:
-    """The largest difference of a logit on the check images, and how large it may be."""
+    """Return the largest difference of a logit on the check images, and how large it may be."""
     difference = (logits(model, check_images(description)) - reference).abs().max().item()
     return Check(
         images=CHECK_IMAGES, difference=difference, tolerance=TOLERANCE * max(1.0, reference.abs().max().item())
@@ -91,27 +91,27 @@ def _compare_logits(model: nn.Module, description: Description, reference: Tenso
 
 
 def plain_model(model: nn.Module, description: Description) -> tuple[Description, dict[str, Tensor]]:
-    """Arguments for timm and the weights that fit its model; raises CannotFoldError where there is none."""
+    """Return timm's arguments and the weights that fit its model; raise CannotFoldError if there is none."""
     if isinstance(model, Chain):
         what = "the features leave the body early" if description.split and description.split.cut == "vibs" else None
-        raise CannotFoldError(what or "what crosses between client and server is rounded (method.wire)")
+        raise CannotFoldError(what or "what client and server exchange is rounded (method.wire)")
     arguments = _timm_arguments(model, description)
     weights = fold(model, plugins_of(description))
     try:
         plain = create(arguments)
-    except Exception as problem:  # a model of this size may be one that timm does not make
-        raise CannotFoldError(f"timm does not make this model: {problem}") from problem
+    except Exception as problem:  # timm may not be able to build a model of this size
+        raise CannotFoldError(f"timm cannot build this model: {problem}") from problem
     shapes = {name: tensor.shape for name, tensor in plain.state_dict().items()}
     if shapes != {name: tensor.shape for name, tensor in weights.items()}:
-        raise CannotFoldError("timm's model of this name has other weights")
+        raise CannotFoldError("timm's model of this name has different weights")
     return description.model_copy(update={"timm": arguments}), weights
 
 
 def _timm_arguments(model: Any, description: Description) -> Timm:
-    """What timm.create_model needs for the plain model; raises CannotFoldError where timm has none."""
+    """Return what timm.create_model needs for the plain model; raise CannotFoldError if timm has none."""
     settings, classes = description.model, len(description.classes)
     if settings.name == PYTHON:
-        raise CannotFoldError("the model is a module of your own: give it to fedvit.load_model(FILE, module=...)")
+        raise CannotFoldError("the model is a module of your own: pass it to fedvit.load_model(FILE, module=...)")
     if settings.name in TORCHVISION:
         if description.rate < 1 or not timm.is_model(settings.name):
             raise CannotFoldError("timm has no such model")
@@ -129,7 +129,7 @@ def _timm_arguments(model: Any, description: Description) -> Timm:
 
 
 def create(arguments: Timm) -> nn.Module:
-    """timm's model; names that would fetch something are refused."""
+    """Create timm's model; names that would download something are refused."""
     check_name(arguments.model_name)
     model: nn.Module = timm.create_model(**arguments.arguments())
     return model.eval()
@@ -138,7 +138,7 @@ def create(arguments: Timm) -> nn.Module:
 def description_of(model: nn.Module) -> Description:
     found = getattr(model, "description", None)
     if not isinstance(found, Description):
-        raise UserError("expected a model of fedvit.load_model or run.model, which say what their classes are")
+        raise UserError("expected a model from fedvit.load_model or run.model, which carry the class names")
     return found
 
 
@@ -147,6 +147,6 @@ def plugins_of(description: Description) -> list[Plugin]:
     for table in description.plugins:
         options = {key: value for key, value in table.items() if key != "kind"}
         if table.get("kind") not in PLUGINS:
-            raise UserError(f"unknown plugin {table.get('kind')!r}: the file is of another version of fedvit")
+            raise UserError(f"unknown plugin {table.get('kind')!r}: the file was written by another version of fedvit")
         found.append(PLUGINS[table["kind"]](**options))
     return found

@@ -1,4 +1,4 @@
-"""Models out of a run's folder: a client's own, and the server's where it has one. Nothing is written."""
+"""Models from a run's folder: each client's own, and the server's if it has one. Nothing is written."""
 
 import json
 import logging
@@ -35,12 +35,12 @@ from fedvit.split.messages import pack, unpack
 from fedvit.split.plan import SplitPlan, newer_average
 
 log = logging.getLogger(__name__)
-RECEIVED = "received.safetensors"  # in the folder of a site's run: what the server sent last
+RECEIVED = "received.safetensors"  # in the folder of a site's run: the server's last message
 
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run's last checkpoint. Models taken from it share one module: take the next when done with the last."""
+    """A run's last checkpoint. Models taken from it share one module: finish with one before you take the next."""
 
     run: Run
     experiment: Experiment
@@ -48,10 +48,10 @@ class OpenedRun:
     server: Server
     store: ClientStore
     split: dict[str, Any]  # split.json
-    received: Payload | None = None  # at a site: what the server sent it last
+    received: Payload | None = None  # at a site: the server's last message
 
     def down(self, name: str) -> Payload:
-        """What a client has of the server: its message, or what the server would send it now."""
+        """Return the server's message to a client: the one it received, or the one it would be sent now."""
         if self.received is not None:
             return self.received
         return for_round(self.net.federated.dispatch(self.server, name), self.server.round)
@@ -62,23 +62,23 @@ class OpenedRun:
 
     @cached_property
     def worker(self) -> Worker:
-        """The run's images, for a method that trains on them before it predicts; loaded once."""
+        """The worker with the run's images, loaded once, for a method that trains on them before it predicts."""
         why = f"{self.net.plan.name} makes a client's model from the client's images before it predicts"
         if self.experiment.data.name == "python" and self.run.dataset is None:
             raise UserError(
-                f"{why}, and they were given from Python: give them again, fedvit.load_run(FOLDER, data=...); the "
+                f"{why}, and they were given from Python: pass them again, fedvit.load_run(FOLDER, data=...); the "
                 "server's model needs none"
             )
         try:
             dataset, split = load_data(self.experiment, self.run.dataset)
             check_same_partition(self.run.folder, split.to_json())
         except UserError as problem:
-            raise UserError(f"{why}, and they cannot be had ({problem}); the server's model needs none") from problem
+            raise UserError(f"{why}, and they cannot be loaded ({problem}); the server's model needs none") from problem
         return Worker(self.experiment, self.net, dataset, split, torch.device("cpu"))
 
 
 def open_run(run: Run) -> OpenedRun:
-    """The run's model on the CPU, its server and its clients' memories."""
+    """Open the run's model on the CPU, its server and its clients' memories."""
     saved = run.folder / "split.json"
     if not saved.is_file():
         raise UserError(f"{run.folder} has no checkpoint yet: run it first")
@@ -94,20 +94,20 @@ def open_run(run: Run) -> OpenedRun:
         log.warning("%s is not finished: this is round %d of %d", run.folder, server.round, experiment.train.rounds)
     seen = tuple(name for name in split["clients"] if name not in split.get("unseen", []))
     if "class_names" not in split:
-        raise UserError(f"{saved} does not name the classes: the run was made by a version that is too old to open")
+        raise UserError(f"{saved} does not name the classes: the run was made by a version too old to be opened")
     net = make_net(experiment, len(split["class_names"]), torch.device("cpu"))
     return OpenedRun(run, experiment, net, replace(server, clients=seen), store, split, message)
 
 
 def client_model(opened: OpenedRun, name: str) -> nn.Module:
-    """The client's model of view `personal`, in evaluation mode, with its description."""
+    """Return the client's model of view `personal`, in evaluation mode, with its description."""
     if name not in opened.clients:
         known = opened.clients
         raise UserError(f"no client {name!r} in {opened.run.folder}; {hint(name, known)}there are {', '.join(known)}")
     if opened.split.get("network") and opened.received is None:
         raise UserError(
-            f"{opened.run.folder} is a server's, and what makes a client's own model is at the site of each: there, "
-            "open the run in the folder runs of the site's state folder"
+            f"{opened.run.folder} is a server's run, and what makes a client's own model stays at the site: open the "
+            "run there, in the folder runs of the site's state folder"
         )
     net, memory = opened.net, opened.store.get(name)
     if isinstance(net.plan, SplitPlan):
@@ -121,21 +121,21 @@ def client_model(opened: OpenedRun, name: str) -> nn.Module:
 
 
 class NeedsImagesError(Exception):
-    """A view looked at the client's images, which were not loaded."""
+    """Raised when a view looks at the client's images, which were not loaded."""
 
 
 class _NoImages:
-    """In the place of a client's images: most methods never look."""
+    """A placeholder for a client's images, which most methods never look at."""
 
     def __getattr__(self, name: str) -> Any:
         raise NeedsImagesError
 
 
 def _personal_view(opened: OpenedRun, name: str, down: Payload, window: Window) -> tuple[Client, tree.Tree]:
-    """The client and its weights of view `personal`, with its images only if the method looks at them."""
+    """Return the client and its weights of view `personal`, loading its images only if the method looks at them."""
     net, memory = opened.net, opened.store.get(name)
     owner = net.at(window).bare_client(dict(memory))
-    if net.skips:  # as in the run; the model that was handed out before gives all tokens
+    if net.skips:  # as in the run; a model handed out earlier was set to give all tokens
         skip_unread_tokens_(owner.module)
     missing: ClientData = _NoImages()  # type: ignore[assignment]
     owner.data = missing
@@ -148,7 +148,7 @@ def _personal_view(opened: OpenedRun, name: str, down: Payload, window: Window) 
 
 @contextmanager
 def _same_sums(experiment: Experiment) -> Iterator[None]:
-    """As many threads as the run had, because their number changes float sums."""
+    """Use as many threads as the run did, because their number changes floating-point sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(experiment.run.threads)
     try:
@@ -161,10 +161,10 @@ def _same_sums(experiment: Experiment) -> Iterator[None]:
 
 
 def why_no_server(opened: OpenedRun) -> str | None:
-    """Why the server's weights do not make a model, or None where they do."""
+    """Return why the server's weights do not make a model, or None if they do."""
     net, plan = opened.net, opened.net.plan
     if isinstance(plan, SplitPlan):
-        return f"the server of {plan.name} has the body only; head and tail are the clients'"
+        return f"the server of {plan.name} has only the body; heads and tails are at the clients"
     if _only_second_head(net):
         return None
     if net.roles.personal:
@@ -175,16 +175,16 @@ def why_no_server(opened: OpenedRun) -> str | None:
 
 
 def _only_second_head(net: Net) -> bool:
-    """Whether all that is personal is a second head, which is zero where nobody trained it (Fed-RoD)."""
+    """Return whether all personal weights are a second classifier, which is zero until it is trained (Fed-RoD)."""
     return bool(net.roles.personal) and all(name.split(".")[0] == SecondHead.kind for name in net.roles.personal)
 
 
 def server_model(opened: OpenedRun) -> nn.Module:
-    """The server's model, in evaluation mode, with its description; an error where there is none."""
+    """Return the server's model, in evaluation mode, with its description; raise an error if there is none."""
     why = why_no_server(opened)
     if why is not None:
         raise UserError(
-            f"the server has no model of its own: {why}. Take a client's (--client NAME; run.model(NAME)), "
+            f"the server has no model of its own: {why}. Take a client's model (--client NAME; run.model(NAME)), "
             f"or run a method with one model for all, such as fedavg"
         )
     net = opened.net
@@ -196,7 +196,7 @@ def server_model(opened: OpenedRun) -> nn.Module:
 
 
 class Chain(nn.Module):
-    """Head, body and tail of a ViT that was cut, in one process; what crossed is rounded as the wire rounds it."""
+    """The head, body and tail of a cut ViT in one process; what was sent between them is rounded as on the wire."""
 
     def __init__(self, module: nn.Module, parted: Parted):
         super().__init__()
@@ -216,7 +216,7 @@ class Chain(nn.Module):
 
 
 def _split_model(opened: OpenedRun, split: SplitPlan, name: str, memory: Memory) -> nn.Module:
-    """A client's head and tail around the server's body, as one model."""
+    """Return a client's head and tail around the server's body, as one model."""
     net, updated = opened.net, memory.get("updated", 0.0)
     assert isinstance(updated, float)
     own = net.bare_client(memory).personal()
@@ -237,7 +237,7 @@ def _split_model(opened: OpenedRun, split: SplitPlan, name: str, memory: Memory)
 
 
 def describe(opened: OpenedRun, client: str | None, window: Window = FULL, parted: Parted | None = None) -> Description:
-    """What a model out of this run takes, gives and is made of."""
+    """Describe what a model from this run takes, returns and is made of."""
     experiment, net, split = opened.experiment, opened.net, opened.split
     side = experiment.data.size or net.inputs.size
     return Description(

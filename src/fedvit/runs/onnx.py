@@ -1,4 +1,4 @@
-"""Models as ONNX files."""
+"""Writing and loading models as ONNX files."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from fedvit.runs.models import OpenedRun, attach_description
 
 
 class OnnxModel(nn.Module):
-    """An ONNX file as a module: normalised images in, logits out."""
+    """An ONNX file as a module: normalized images in, logits out."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -24,13 +24,13 @@ class OnnxModel(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         try:
             found = self.session.run(None, {"images": x.cpu().numpy()})[0]
-        except Exception as problem:  # onnxruntime has a dozen kinds of its own
+        except Exception as problem:  # onnxruntime has a dozen exception types of its own
             raise UserError(f"onnxruntime cannot run the model on images {tuple(x.shape)}: {problem}") from problem
         return torch.from_numpy(found)
 
 
 def _needed(name: str) -> Any:
-    """An optional package, or an error that says how to get it."""
+    """Import an optional package, or raise an error that says how to install it."""
     import importlib
 
     try:
@@ -45,14 +45,14 @@ def load_onnx(path: Path) -> nn.Module:
         model = OnnxModel(path)
     except UserError:
         raise
-    except Exception as problem:  # onnxruntime has a dozen kinds of its own
+    except Exception as problem:  # onnxruntime has a dozen exception types of its own
         raise UserError(f"{path} cannot be opened by onnxruntime: {problem}") from problem
     metadata = model.session.get_modelmeta().custom_metadata_map
     return attach_description(model, Description.from_metadata(metadata, path))
 
 
 def write_onnx(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
-    """One graph from normalised images (batch, 3, size, size) to logits (batch, classes), for any batch."""
+    """Write one graph from normalized images (batch, 3, size, size) to logits (batch, classes), for any batch size."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         _needed(name)
     description = description_of(model)
@@ -76,7 +76,7 @@ def write_onnx(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
 
 
 def _convert(model: nn.Module, images: Tensor, path: Path) -> Any:
-    """torch's own exporter, which speaks to the log only."""
+    """Convert the model with torch's own exporter, which writes only to the log."""
     import warnings
 
     try:
@@ -91,7 +91,7 @@ def _convert(model: nn.Module, images: Tensor, path: Path) -> Any:
                 dynamo=True,
                 verbose=False,
             )
-    except Exception as problem:  # the exporter has many ways to say that it cannot
+    except Exception as problem:  # the exporter can fail in many ways
         reason = str(problem).strip().splitlines()[0]
         raise UserError(
             f"{path.name}: torch cannot convert this model to ONNX ({reason}); use --format timm"

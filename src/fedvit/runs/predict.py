@@ -1,4 +1,4 @@
-"""Class names and probabilities for image files, read as the training images were."""
+"""Class names and probabilities for image files, which are read as the training images were."""
 
 import csv
 from collections import Counter
@@ -27,7 +27,7 @@ from fedvit.runs.models import client_model, open_run, server_model
 
 
 class Prediction(NamedTuple):
-    """The likeliest classes of an image, best first, with their probabilities."""
+    """The most likely classes of an image, best first, with their probabilities."""
 
     image: Path
     classes: tuple[str, ...]
@@ -37,9 +37,9 @@ class Prediction(NamedTuple):
 def predict(
     model: nn.Module, images: Sequence[str | Path], *, top: int = 1, unreadable: list[str] | None = None
 ) -> Iterator[Prediction]:
-    """Predict image files and, recursively, folders of them.
+    """Predict the classes of image files and, recursively, of folders of them.
 
-    A file that cannot be read is an error, or, where a list `unreadable` is given, goes there with the reason.
+    A file that cannot be read raises an error or, if a list `unreadable` is given, is added to it with the reason.
     """
     description = description_of(model)
     top = min(top, len(description.classes))
@@ -62,7 +62,7 @@ def predict(
 
 @torch.no_grad()
 def _probabilities(model: nn.Module, images: NDArray[np.uint8]) -> torch.Tensor:
-    """Of every class for images (batch, height, width, 1 or 3), as the run's own evaluation computes them."""
+    """Return every class's probability for images (batch, height, width, 1 or 3), as the run's evaluation does."""
     description = description_of(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = prepare(torch.from_numpy(images).to(device), inputs_of(description))
@@ -72,7 +72,7 @@ def _probabilities(model: nn.Module, images: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def _image_files(images: Iterable[str | Path]) -> Iterator[Path]:
-    """Files as they are named, and all images below folders in the order of their names."""
+    """Yield files as they are given, and all images below folders in the order of their names."""
     for path in map(Path, images):
         if path.is_dir():
             found = [
@@ -94,7 +94,7 @@ def hidden(path: Path) -> bool:
 
 
 def _read_image(file: Path, description: Description) -> NDArray[np.uint8]:
-    """An image as the training images were: in grey or colour, squashed to their size."""
+    """Read an image as the training images were read: in gray or color, squashed to their size."""
     height, width, channels = description.image
     pixels = folders.decode(file, (width, height), Counter())
     if channels == 1:
@@ -103,24 +103,24 @@ def _read_image(file: Path, description: Description) -> NDArray[np.uint8]:
 
 
 def model_of(source: Path, client: str | None, *, server: bool) -> nn.Module:
-    """The model that a command names: an exported file, or a client's or the server's of a run."""
+    """Return the model that a command names: an exported file, or a client's or the server's model of a run."""
     if source.is_file():
         if client is not None or server:
-            raise UserError(f"{source} is one model: --client and --server belong to the folder of a run")
+            raise UserError(f"{source} is one model: --client and --server are for the folder of a run")
         return load_model(source)
     if not source.exists():
-        raise UserError(f"no model or run at {source}: expected a file of `fedvit export`, or the folder of a run")
+        raise UserError(f"no model or run at {source}: expected a file from `fedvit export`, or the folder of a run")
     run = load_run(source)
     opened = open_run(run)
     if (client is None) != server:
-        raise UserError(f"say whose model: --client NAME or --server; there are {', '.join(opened.clients)}")
+        raise UserError(f"say whose model: --client NAME or --server; the clients are {', '.join(opened.clients)}")
     return server_model(opened) if client is None else client_model(opened, client)
 
 
 def predict_to(
     console: Console, model: nn.Module, images: Sequence[str | Path], top: int, table: Path | None
 ) -> list[str]:
-    """Predictions as lines on the console, or as a CSV; returns what could not be read."""
+    """Print predictions to the console or write them to a CSV file; return what could not be read."""
     unreadable: list[str] = []
     top = min(top, len(description_of(model).classes))
     found = predict(model, images, top=top, unreadable=unreadable)
@@ -135,13 +135,13 @@ def predict_to(
 
 
 def header(top: int) -> list[str]:
-    """The columns of a table of predictions."""
+    """Return the columns of a table of predictions."""
     more = [f"{word}_{place}" for place in range(2, top + 1) for word in ("class", "probability")]
     return ["image", "class", "probability", *more]
 
 
 def _write_csv(path: Path, predictions: Iterable[Prediction], top: int) -> int:
-    """One line an image, written as they come; returns how many."""
+    """Write one line per image, as predictions arrive; return the number of images."""
     count = 0
     try:
         with replacing(path) as partial, partial.open("w", newline="") as stream:

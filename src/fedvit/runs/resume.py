@@ -1,4 +1,4 @@
-"""Which folder a run may use, and with which settings: fresh, to be continued, finished, or another run's."""
+"""Which folder a run may use, and with which settings: new, to be continued, finished, or another run's."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def settle(
     groups: tuple[str, ...] | None = None,
     own: FromPython | None = None,
 ) -> tuple[Experiment, Path]:
-    """The settings and folder of a run. A run that is resumed keeps its own settings where none are given."""
+    """Return the settings and folder of a run. A resumed run keeps its own settings where none are given."""
     experiment = None
     if out is None:
         experiment = load_experiment(file, sets, flags, groups=groups, own=own)
@@ -55,7 +55,7 @@ def start_or_resume(
     dataset: Dataset | None = None,
     workers: int | None = 1,
 ) -> Iterator[Round]:
-    """The rounds that are still to run; none for a finished run. Refuses a folder that holds something else."""
+    """Return the rounds still to run, none for a finished run. Refuse a folder that holds something else."""
     _warn_of_too_many(experiment.run.threads, workers or 1)
     warn_of_slow_bf16(experiment.run.precision, experiment.run.devices)
     found = standing(experiment, folder, resume=resume)
@@ -65,10 +65,10 @@ def start_or_resume(
 
 
 def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["new", "begun", "finished"]:
-    """How far this experiment is in its folder; an error where the folder holds something else."""
+    """Return how far this experiment is in its folder; raise an error if the folder holds something else."""
     if not (folder / "run.toml").is_file():
         if folder.exists() and (not folder.is_dir() or any(not _is_left_over(path) for path in folder.iterdir())):
-            raise UserError(f"{folder} is not empty and not a run of ours: give another --out")
+            raise UserError(f"{folder} is not empty and does not hold a run: give another --out")
         return "new"
     if not resume:
         raise UserError(f"{folder} already holds a run: continue or show it with --resume, or give another --out")
@@ -78,39 +78,39 @@ def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["
 
 
 def _is_left_over(path: Path) -> bool:
-    """Whether this is of a run that was stopped before its first round."""
+    """Return whether a file was left by a run that was stopped before its first round."""
     return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json")
 
 
 def _warn_of_too_many(threads: int, workers: int) -> None:
-    """More threads than cores only wait for each other."""
+    """Warn about more threads than cores, which only wait for each other."""
     if threads * workers > (here := cores()):
-        log.warning("%d workers x %d threads are more than the %d cores here: that is slower", workers, threads, here)
+        log.warning("%d workers x %d threads are more than the %d cores here: this is slower", workers, threads, here)
 
 
 def warn_of_slow_bf16(precision: str, devices: Sequence[str]) -> None:
-    """A processor that cannot compute in bf16 imitates it."""
+    """Warn about a processor that cannot compute in bf16 and emulates it."""
     if precision == "bf16" and "cpu" in devices and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        log.warning("this processor has no instructions for bf16: --precision fp32 is many times quicker here")
+        log.warning("this processor has no instructions for bf16: --precision fp32 is many times faster here")
 
 
 def refuse_changes(folder: Path, experiment: Experiment) -> None:
-    """A run is resumed with the settings it began with; more rounds extend it, unless they change past rates."""
-    saved = to_tables(Run(folder).experiment)  # with today's defaults for settings that are newer than the run
+    """Refuse to resume a run with other settings, except more rounds if they do not change past learning rates."""
+    saved = to_tables(Run(folder).experiment)  # with the current defaults for settings that are newer than the run
     difference = changed_settings(saved, to_tables(experiment))
-    for key in ("run.cache_mb", "run.track", "data.dir", "data.cache"):  # where things lie decides no result
+    for key in ("run.cache_mb", "run.track", "data.dir", "data.cache"):  # no result depends on these
         difference.pop(key, None)
     old, new = difference.get("train.rounds", (0, 0))
     if new > old:
         del difference["train.rounds"]
         if experiment.train.schedule in PLANNED:
             raise UserError(
-                f"{folder} cannot be extended: train.schedule={experiment.train.schedule} plans its rates over {old} "
-                "rounds; start a new run with another --out"
+                f"{folder} cannot be extended: train.schedule={experiment.train.schedule} plans its learning rates "
+                f"over {old} rounds; start a new run with another --out"
             )
     if difference:
         words = ", ".join(f"{key} was {a}, now {b}" for key, (a, b) in difference.items())
         raise UserError(
-            f"{folder} holds a run with other settings: {words}. Only a larger --rounds may change; "
+            f"{folder} holds a run with other settings: {words}. Only --rounds may change, to a larger number; "
             "give another --out for a new run"
         )

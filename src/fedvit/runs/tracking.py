@@ -1,4 +1,4 @@
-"""Scalars for other tools while a run goes on: `--set run.track=tensorboard`."""
+"""Scalars for other tools during a run: `--set run.track=tensorboard`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,21 +12,21 @@ Track = Callable[[Mapping[str, Any], Mapping[str, float]], None]  # a line of ro
 
 
 def check_tracker(experiment: Experiment) -> None:
-    """Whether what the experiment asks for is installed; before anything is written."""
+    """Check, before anything is written, that the tracker that the experiment asks for is installed."""
     if experiment.run.track is None:
         return
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as problem:
         raise UserError(
-            f"run.track=tensorboard needs the package tensorboard, which is not here ({problem}): "
+            f"run.track=tensorboard needs the package tensorboard, which cannot be imported ({problem}): "
             "pip install 'fedvit[tensorboard]', or leave run.track out"
         ) from problem
 
 
 @contextmanager
 def track_run(experiment: Experiment, folder: Path, done: int, nbytes: float) -> Iterator[Track]:
-    """A function to call after every round. A run that is resumed after round `done` writes over what came later."""
+    """Yield a function to call after every round. A run resumed after round `done` overwrites what came later."""
     if experiment.run.track is None:
         yield lambda row, seconds: None
         return
@@ -49,13 +49,13 @@ def track_run(experiment: Experiment, folder: Path, done: int, nbytes: float) ->
 
 
 def sent_in(row: Mapping[str, Any]) -> float:
-    """Tensor bytes of a round's training messages, both ways and all clients."""
+    """Return the tensor bytes of a round's training messages, in both directions and for all clients."""
     answered = len(row["cohort"]) - len(row["failed"])
     return float(row["nbytes_down"] * len(row["cohort"]) + (row["nbytes_up"] or 0) * answered)
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round that are worth a curve: the loss, and every view."""
+    """Return the numbers of a round that are worth plotting: the loss, and every view."""
     found = {"train/loss": row["loss"]}
     for view, numbers in (row["views"] or {}).items():
         for key in ("mean", "balanced_accuracy", "worst_decile", "best_decile", "loss", "auroc", "val"):

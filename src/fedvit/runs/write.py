@@ -1,4 +1,4 @@
-"""The files of a run: rounds.jsonl while it goes on, clients.csv and summary.json at the end."""
+"""The files of a run: rounds.jsonl while it runs, clients.csv and summary.json at the end."""
 
 import csv
 import json
@@ -30,29 +30,29 @@ from fedvit.runs.folder import LocalBaseline, Run
 
 @dataclass(frozen=True)
 class Holding:
-    """How much a client has: images to train and to test on, and how many classes among the first."""
+    """How much data a client has: training images, test images, and the classes among its training images."""
 
     train: int
     test: int
     classes: int
 
 
-Roster = Mapping[str, Holding]  # by client; all that a server needs to know of their data
+Roster = Mapping[str, Holding]  # by client; everything a server needs to know about their data
 
 
 def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, Any], *, resume: bool) -> None:
-    """run.toml and split.json of a new run; the same data as before for one that goes on."""
+    """Write run.toml of a new run, or check that a resumed run has the same data as before; write split.json."""
     if resume:
         check_same_partition(folder, description)
     else:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(experiment))
-    text = json.dumps(description, allow_nan=False)  # one line: every image of every client is in it
+    text = json.dumps(description, allow_nan=False)  # one line, because it lists every image of every client
     write_text(folder / "split.json", f"{text}\n")
 
 
 def roster_of(labels: NDArray[np.int64], partition: Partition) -> Roster:
-    """How much every client has."""
+    """Return how much data every client has."""
     return {
         name: Holding(len(part.train), len(part.test), len(np.unique(labels[part.train])))
         for name, part in partition.clients.items()
@@ -60,7 +60,7 @@ def roster_of(labels: NDArray[np.int64], partition: Partition) -> Roster:
 
 
 def class_counts(dataset: Dataset, partition: Partition) -> dict[str, dict[str, dict[str, int]]]:
-    """For split.json: client -> part -> class number -> images, without zeros."""
+    """Return the counts for split.json: client -> part -> class number -> images, without zeros."""
     counts = partition_counts(dataset, partition)
     return {
         name: {part: {str(number): n for number, n in enumerate(images) if n} for part, images in parts.items()}
@@ -69,13 +69,13 @@ def class_counts(dataset: Dataset, partition: Partition) -> dict[str, dict[str, 
 
 
 def check_same_partition(folder: Path, description: Mapping[str, Any]) -> None:
-    """A run continues on the images it began with."""
+    """Refuse to continue a run on other images than it began with."""
     saved = folder / "split.json"
     before = json.loads(saved.read_text()) if saved.is_file() else description
-    at_sites = before.get("network") and description.get("network")  # who look after their images themselves
+    at_sites = before.get("network") and description.get("network")  # sites look after their own images
     if not at_sites and before.get("hash") != description["hash"]:
         raise UserError(
-            f"the data of {folder} has changed since the run began: its images would be partition differently; "
+            f"the data of {folder} has changed since the run began: its images would be partitioned differently; "
             "restore the data, or give another --out"
         )
 
@@ -89,7 +89,7 @@ def write_clients(
     done: Round,
     local: LocalBaseline | None,
 ) -> None:
-    """clients.csv and confusion.json of the newest evaluation, there before the checkpoint that counts on them."""
+    """Write clients.csv and confusion.json of the newest evaluation, before the checkpoint that relies on them."""
     assert done.scores is not None
     alone = local.accuracy if local else None
     if experiment.method["name"] == "local":
@@ -100,7 +100,7 @@ def write_clients(
 
 
 def _layers_chosen_from(net: Net) -> list[str] | None:
-    """The layers that clients choose among, where the method lets them."""
+    """Return the layers that clients choose among, if the method lets them."""
     choice = net.plan.choice if isinstance(net.plan, Plan) else None
     return None if choice is None else list(choice.layers(net.module, net.roles)) or None
 
@@ -115,7 +115,7 @@ def write_summary(
     seconds: float,
     peak_mb: float,
 ) -> None:
-    """summary.json, the very last file: its presence means finished."""
+    """Write summary.json, the very last file: its presence means that the run is finished."""
     views, clients = _view_summary(rows), run.clients
     schedule = local.schedule if local else experiment.method.get("schedule")
     summary = {
@@ -149,7 +149,7 @@ def write_summary(
 
 
 def keep_rounds(path: Path, last: int, experiment: Experiment | None = None) -> list[dict[str, Any]]:
-    """Forget the lines after round `last`, which a resumed run will write again.
+    """Drop the lines after round `last`, which a resumed run will write again.
 
     A round that was evaluated only because it used to be the last loses its views when the run is extended.
     """
@@ -163,7 +163,7 @@ def keep_rounds(path: Path, last: int, experiment: Experiment | None = None) -> 
 
 
 def rounds_trained(rows: Iterable[Mapping[str, Any]], clients: Iterable[str]) -> dict[str, int]:
-    """In how many rounds each client's data was used."""
+    """Return in how many rounds each client's data was used."""
     count: Counter[str] = Counter()
     for row in rows:
         count.update(name for name in row["cohort"] if name not in row["failed"])
@@ -178,9 +178,9 @@ def _write_clients_csv(
     local: Mapping[str, float] | None,
     metrics: Sequence[str],
 ) -> None:
-    """clients.csv: one line a client; what is undefined is empty, and so are the last two columns without Local.
+    """Write clients.csv, one line per client. Undefined values are empty, as are the last two columns without Local.
 
-    `counts` are a client's training images, test images and classes.
+    `roster` has each client's training images, test images and classes.
     """
     views = view_names(scores)
     header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
@@ -198,7 +198,7 @@ def _write_clients_csv(
 
 
 def _write_confusion_json(path: Path, scores: Scores) -> None:
-    """confusion.json: [class, predicted class, images] of every client that tells, on its own test images."""
+    """Write confusion.json: [class, predicted class, images] on the test images of every client that reports them."""
     start = f"personal_{CONFUSION}_"
     content = {}
     for name, score in scores.items():
@@ -209,7 +209,7 @@ def _write_confusion_json(path: Path, scores: Scores) -> None:
 
 
 def write_unseen_csv(path: Path, partition: Partition, scores: Scores, metrics: Sequence[str]) -> None:
-    """unseen.csv: the clients that never trained, by view."""
+    """Write unseen.csv: the clients that never trained, by view."""
     columns = [f"{view}_{metric}" for view in view_names(scores) for metric in metrics]
     with replacing(path) as partial, partial.open("w", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
@@ -220,7 +220,7 @@ def write_unseen_csv(path: Path, partition: Partition, scores: Scores, metrics: 
 
 
 def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Every view after the last round, and the best round beside it: the papers' habit, never the headline."""
+    """Return every view after the last round, and its best round, which papers like to report: never the headline."""
     evaluated = [row for row in rows if row["views"] is not None]
     views = {}
     for name, last in evaluated[-1]["views"].items():
@@ -231,7 +231,7 @@ def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def gain_summary(clients: Iterable[Mapping[str, Any]], schedule: str | None) -> dict[str, Any] | None:
-    """Mean gain over Local, how many clients it hurt, and how Local was scheduled; from the rows of clients.csv."""
+    """Return the mean gain over Local, the number of clients hurt, and Local's schedule, from rows of clients.csv."""
     gains = [client["gain"] for client in clients]
     if not gains or gains[0] is None:
         return None
@@ -239,13 +239,13 @@ def gain_summary(clients: Iterable[Mapping[str, Any]], schedule: str | None) -> 
 
 
 def nbytes_per_client(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float | None]:
-    """Tensor bytes of one sampled client in one round, by direction."""
+    """Return the tensor bytes per sampled client and round, by direction."""
     kept = list(rows)
     return {way: per_client([row[f"nbytes_{way}"] for row in kept]) for way in ("down", "up")}
 
 
 def nbytes_of_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float]:
-    """Everything that crossed in the whole run. Inside one process nothing is framed."""
+    """Return the bytes of everything that was sent in the whole run. Within one process there is no framing."""
     kept = list(rows)
     return {
         "down": sum(row["nbytes_down"] * len(row["cohort"]) for row in kept),
@@ -256,6 +256,6 @@ def nbytes_of_run(rows: Iterable[Mapping[str, Any]]) -> dict[str, int | float]:
 
 
 def _never_trained(clients: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many clients were never sampled, and how they do: they are scored with weights they never trained."""
+    """Count the clients that were never sampled and average their scores, with weights that they never trained."""
     scores = [client["personal_accuracy"] for client in clients if client["rounds_trained"] == 0]
     return {"clients": len(scores), "mean": sum(scores) / len(scores) if scores else None}

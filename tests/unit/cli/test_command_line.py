@@ -218,7 +218,7 @@ def test_a_cosine_schedule_cannot_be_extended(tmp_path: Path) -> None:
     assert call("run", *QUICK, "--set", "train.schedule=cosine", "--out", tmp_path / "r", "--quiet")[0] == 0
     status, _, message = call("run", "--resume", "--rounds", "5", "--out", tmp_path / "r")
     assert status == 2
-    assert "plans its rates over 2 rounds" in message.replace("\n", " ")
+    assert "plans its learning rates over 2 rounds" in message.replace("\n", " ")
 
 
 def test_changed_data_is_noticed_on_resume(run_folder: Path, tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
     status, _, message = call("run", *QUICK, "--out", tmp_path)
     assert status == 2
-    assert "not a run of ours" in message
+    assert "does not hold a run" in message
 
 
 def test_a_loss_that_turns_nan_is_told_and_the_last_checkpoint_stays_good(tmp_path: Path) -> None:

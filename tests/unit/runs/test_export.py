@@ -232,8 +232,11 @@ def test_all_writes_every_client_and_the_server_where_there_is_one(run: Run, tmp
 MISTAKES = [
     (["--client", "9"], "no client '9' in"),
     (["--client", "9"], "there are 0, 1, 2, 3"),
-    (["--server"], "these weights never leave the clients: head.weight, head.bias. Take a client's (--client NAME"),
-    ([], "say which model: --client NAME, --server or --all; there are 0, 1, 2, 3"),
+    (
+        ["--server"],
+        "these weights never leave the clients: head.weight, head.bias. Take a client's model (--client NAME",
+    ),
+    ([], "say which model: --client NAME, --server or --all; the clients are 0, 1, 2, 3"),
     (["--client", "1", "--format", "tflite"], "--format expects timm or onnx"),
     (["--all", "--out", "x.safetensors"], "there are 4 models: name a folder"),
     (["--client", "1", "--out", "x.onnx"], "name it x.safetensors"),

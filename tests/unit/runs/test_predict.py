@@ -132,7 +132,7 @@ def test_files_that_cannot_be_read_are_named_and_the_others_predicted(run: Run, 
 
 MISTAKES = [
     (["{run}", "{here}", "--client", "77"], "no client '77'"),
-    (["{run}", "{here}"], "say whose model: --client NAME or --server; there are 0, 1, 2, 3"),
+    (["{run}", "{here}"], "say whose model: --client NAME or --server; the clients are 0, 1, 2, 3"),
     (["{run}", "{here}", "--server"], "no model of its own"),
     (["{run}", "{here}/none.png", "--client", "1"], "no image at"),
     (["{run}", "{here}/empty", "--client", "1"], "no images in"),
