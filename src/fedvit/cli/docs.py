@@ -1,4 +1,4 @@
-"""docs/commands.md, read off the commands themselves: `python -m fedvit.cli.docs > docs/commands.md`."""
+"""Generate docs/commands.md from the commands themselves: `python -m fedvit.cli.docs > docs/commands.md`."""
 
 import inspect
 import sys
@@ -10,14 +10,17 @@ from fedvit.cli.main import app
 
 TOP = """# Commands
 
-Written by `python -m fedvit.cli.docs > docs/commands.md`; a test compares. `fedvit COMMAND --help` says the same.
-Every setting that has no flag is `--set TABLE.KEY=VALUE`, or a line of an experiment file; a flag wins over `--set`,
-which wins over the file. Exit status: 0 done, 2 a user's mistake (one message, no traceback), 1 anything else.
+This page lists every command with its arguments and options, as `fedvit COMMAND --help` does. To set something that has
+no flag, use `--set TABLE.KEY=VALUE` or a line in an experiment file; flags override `--set`, which overrides the file.
+
+The exit status is 0 on success, 2 for a mistake in your input (one message, no traceback), and 1 for anything else.
+
+`python -m fedvit.cli.docs > docs/commands.md` generates this page, and a test checks that it is up to date.
 """
 
 
 def markdown() -> str:
-    """Every command with its arguments and options."""
+    """Describe every command with its arguments and options."""
     group: Any = typer.main.get_command(app)
     return "\n".join([TOP, *(_section(name, command) for name, command in group.commands.items())])
 
@@ -32,7 +35,7 @@ def _section(name: str, command: Any) -> str:
 
 
 def _spelling(parameter: Any) -> str:
-    """An argument's name, or an option with the kind of its value."""
+    """Return an argument's name, or an option with the type of its value."""
     if parameter.param_type_name == "argument":
         return f"`{parameter.metavar or parameter.name.upper()}`"
     value = "" if parameter.is_flag else f" {parameter.metavar or parameter.type.name.upper().removesuffix(' RANGE')}"
@@ -40,14 +43,14 @@ def _spelling(parameter: Any) -> str:
 
 
 def told(command: Any, parameter: Any) -> str | None:
-    """The help of a parameter where it is declared: typer loses that of arguments under newer versions of click."""
+    """Read a parameter's help where it is declared, because typer loses that of arguments under newer click versions."""
     declared = inspect.signature(command.callback).parameters[parameter.name].annotation
     found: str | None = declared.__metadata__[0].help
     return found
 
 
 def _needed(parameter: Any) -> str:
-    """Whether it must be given, or else a default that its help does not name."""
+    """Say that an option is required, or name a default that its help does not mention."""
     if parameter.required and parameter.param_type_name == "option":
         return " Required."
     plain = isinstance(parameter.default, str | int | float) and not isinstance(parameter.default, bool)

@@ -1,4 +1,4 @@
-"""The commands that use a trained model: export and predict."""
+"""Commands that use a trained model: export and predict."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,18 +11,25 @@ from fedvit.core.errors import UserError
 
 @takes("debug")
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
     *,
     client: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="This client's own model; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Export this client's own model; you can repeat this option."),
     ] = None,
-    server: Annotated[bool, typer.Option("--server", help="The server's model, where the method has one.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Every client's model, and the server's.")] = False,
-    form: Annotated[str, typer.Option("--format", help="timm (safetensors) or onnx (needs fedvit[onnx]).")] = "timm",
-    out_dir: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder for the files, or one file's name.")],
+    server: Annotated[bool, typer.Option("--server", help="Export the server's model, if the method has one.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Export every client's model, and the server's if the method has one.")
+    ] = False,
+    form: Annotated[
+        str, typer.Option("--format", help="File format: timm (safetensors) or onnx (needs fedvit[onnx]).")
+    ] = "timm",
+    out_dir: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder for the files, or the name of a single file.")
+    ],
     **flags: Any,
 ) -> None:
-    """Write models to take home; every file is checked against the run's own model."""
+    """Export trained models to files, each of which is checked against the run's own model."""
     with clear_errors(flags["debug"]):
         from fedvit.report.tables import exported_line
         from fedvit.runs.export import export as exported
@@ -38,18 +45,24 @@ def export(
 
 @takes("debug")
 def predict(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="An exported model, or the folder of a run.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, and folders of them.")],
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="Exported model, or folder of a run.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, or folders of them.")],
     *,
-    client: Annotated[str | None, typer.Option(metavar="NAME", help="Of a run: whose model.")] = None,
-    server: Annotated[bool, typer.Option("--server", help="Of a run: the server's model.")] = False,
-    top: Annotated[int, typer.Option(help="How many classes to name, likeliest first.", min=1)] = 1,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="If MODEL is a run: use the model of this client.")
+    ] = None,
+    server: Annotated[bool, typer.Option("--server", help="If MODEL is a run: use the server's model.")] = False,
+    top: Annotated[int, typer.Option(help="Number of classes to name per image, most likely first.", min=1)] = 1,
     table: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write a CSV instead of printing.")
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write the predictions to this CSV file instead of printing them."),
     ] = None,
     **flags: Any,
 ) -> None:
-    """Class names and probabilities for images. Files that cannot be read are named and passed over; status 2 then."""
+    """Predict class names and probabilities for images.
+
+    Files that cannot be read are skipped and listed at the end, and the exit status is then 2.
+    """
     with clear_errors(flags["debug"]):
         from fedvit.runs.predict import model_of, predict_to
 

@@ -1,4 +1,4 @@
-"""The flags that commands share, the consoles they print to, and how they end on an error."""
+"""Flags that commands share, the consoles that they print to, and how they end after an error."""
 
 import inspect
 import sys
@@ -12,67 +12,100 @@ from rich.console import Console
 
 from fedvit.core.errors import UserError
 
-out = Console(width=None if sys.stdout.isatty() else 120)  # nothing is cut in a file or a pipe
+out = Console(width=None if sys.stdout.isatty() else 120)  # wide enough that nothing is cut off in a file or a pipe
 err = Console(stderr=True)
 
 
 class Flags:
-    """The flags that every training command has; each stands for one key of the experiment."""
+    """Flags of every training command, each of which sets one key of the experiment."""
 
     method: Annotated[
-        str | None, typer.Option(help="Who keeps which weights: see `fedvit methods` (default: fedavg).")
+        str | None,
+        typer.Option(help="Method that decides who keeps which weights; see `fedvit methods` (default: fedavg)."),
     ] = None
-    tune: Annotated[str | None, typer.Option(help="What is trained: full, head, bias, adapter, prompt, prefix, lora, or layer groups joined by commas (default: full).")] = None  # fmt: skip
+    tune: Annotated[str | None, typer.Option(help="Weights to train: full, head, bias, adapter, prompt, prefix, lora, or layer groups separated by commas (default: full).")] = None  # fmt: skip
     data: Annotated[
         str | None,
-        typer.Option(help="A name (see `fedvit datasets`), an npz file or a folder of images (default: digits)."),
+        typer.Option(
+            help="Dataset: a name (see `fedvit datasets`), an npz file or a folder of images (default: digits)."
+        ),
     ] = None
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of data and weights (default: $FEDVIT_DATA).")] = None
-    samples: Annotated[int | None, typer.Option(help="Keep so many images only, the same number of every class.")] = None  # fmt: skip
-    partition: Annotated[str | None, typer.Option(help="Split over clients: iid, dirichlet, dirichlet_train, pathological, dh, domain, site (default: site for folders of sites, else dirichlet).")] = None  # fmt: skip
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder that holds datasets and weights (default: $FEDVIT_DATA).")
+    ] = None
+    samples: Annotated[int | None, typer.Option(help="Keep only this many images, evenly over the classes (default: all).")] = None  # fmt: skip
+    partition: Annotated[str | None, typer.Option(help="Partition of the data over clients: iid, dirichlet, dirichlet_train, pathological, dh, domain or site (default: site for folders of sites, otherwise dirichlet).")] = None  # fmt: skip
     model: Annotated[
         str | None,
         typer.Option(
-            help="A timm ViT or DeiT, resnet18, resnet50, resnet50_gn, shufflenet_v2_x0_5 (default: vit_micro)."
+            help="Model: a timm ViT or DeiT, resnet18, resnet50, resnet50_gn or shufflenet_v2_x0_5 (default: vit_micro)."
         ),
     ] = None
-    image_size: Annotated[int | None, typer.Option(help="Side of the images in pixels (default: the model's own).")] = (
+    image_size: Annotated[
+        int | None, typer.Option(help="Height and width of the input images in pixels (default: the model's own).")
+    ] = None
+    patch_size: Annotated[
+        int | None, typer.Option(help="Height and width of a patch in pixels (default: the model's own).")
+    ] = None
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Start from the pre-trained weights in this .safetensors file (default: random weights)."),
+    ] = None
+    pretrained: Annotated[
+        bool | None,
+        typer.Option(
+            "--pretrained", help="Start from the pre-trained weights on timm's hub (default: random weights)."
+        ),
+    ] = None
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients (default: one per site or domain, otherwise 24).")
+    ] = None
+    cohort: Annotated[
+        int | None, typer.Option(help="Number of clients sampled per round (default: all, but at most 8).")
+    ] = None
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds (default: 16).")] = None
+    epochs: Annotated[int | None, typer.Option(help="Number of local epochs per round (default: 2).")] = None
+    batch: Annotated[int | None, typer.Option(help="Batch size (default: 32).")] = None
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Learning rate (default: the tune's published rate, or a fifth of it for Adam and AdamW)."),
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Random seed of the partition, the initial weights, the client sampling and the order of images (default: 0)."
+        ),
+    ] = None
+    eval_every: Annotated[int | None, typer.Option(help="Number of rounds between evaluations; 0 evaluates only after the last round (default: 1 for up to 100 clients, otherwise 0).")] = None  # fmt: skip
+    until_accuracy: Annotated[float | None, typer.Option(help="Stop once the mean personal accuracy reaches this many percent (default: run all rounds).")] = None  # fmt: skip
+    threads: Annotated[int | None, typer.Option(help="CPU threads per process; their number affects the result, because it changes the order of floating-point sums (default: 1).")] = None  # fmt: skip
+    precision: Annotated[str | None, typer.Option(help="Floating-point precision: fp32 or bf16 (default: fp32).")] = (
         None
     )
-    patch_size: Annotated[int | None, typer.Option(help="Side of a patch in pixels (default: the model's own).")] = None
-    weights: Annotated[Path | None, typer.Option(help="Pre-trained weights, a .safetensors file.")] = None
-    pretrained: Annotated[bool | None, typer.Option("--pretrained", help="Pre-trained weights from timm's hub.")] = None
-    clients: Annotated[int | None, typer.Option(help="Number of clients (default: the sites, else 24).")] = None
-    cohort: Annotated[int | None, typer.Option(help="Clients sampled per round (default: all, at most 8).")] = None
-    rounds: Annotated[int | None, typer.Option(help="Rounds (default: 16).")] = None
-    epochs: Annotated[int | None, typer.Option(help="Local epochs per round (default: 2).")] = None
-    batch: Annotated[int | None, typer.Option(help="Images per step (default: 32).")] = None
-    lr: Annotated[float | None, typer.Option(help="Learning rate (default: the tune's published one).")] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of split, weights, sampling and order (default: 0).")] = None
-    eval_every: Annotated[int | None, typer.Option(help="Evaluate every R rounds; 0: after the last only (default: 1 up to 100 clients, else 0).")] = None  # fmt: skip
-    until_accuracy: Annotated[float | None, typer.Option(help="Stop when the mean personal accuracy reaches X percent.")] = None  # fmt: skip
-    threads: Annotated[int | None, typer.Option(help="CPU threads; part of the result, since it changes float sums (default: 1).")] = None  # fmt: skip
-    precision: Annotated[str | None, typer.Option(help="fp32 or bf16 (default: fp32).")] = None
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:0, cuda:0,1 ... (default: auto).")] = None
+    device: Annotated[
+        str | None, typer.Option(help="Device: auto, cpu, cuda, cuda:0, or several, such as cuda:0,1 (default: auto).")
+    ] = None
 
 
 class _Common:
-    """The flags of every command that trains, beside the experiment's."""
+    """Flags of every training command that set no key of the experiment, and --set."""
 
-    out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results (default: a name under runs/).")] = None  # fmt: skip
-    workers: Annotated[int | None, typer.Option(envvar="FEDVIT_WORKERS", help="Processes that share the clients' work; the result is the same for any number (default: as many as cores, memory and the clients of a round allow).", min=1)] = None  # fmt: skip
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress and no table.")] = False
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; repeatable.")] = None  # fmt: skip
+    out_dir: Annotated[Path | None, typer.Option("--out", help="Folder for the results (default: a folder under runs/ that is named after the settings).")] = None  # fmt: skip
+    workers: Annotated[int | None, typer.Option(envvar="FEDVIT_WORKERS", help="Number of processes that share the clients' work; it does not affect the result (default: as many as the cores, the memory and the clients per round allow).", min=1)] = None  # fmt: skip
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress, warnings or tables.")] = False
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False
+    sets: Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; you can repeat this option.")] = None  # fmt: skip
 
 
 class Network:
-    """The certificates of a connection."""
+    """Flags for the certificates of a connection."""
 
-    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="This side's certificate, a PEM file.")] = None
-    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of --cert, a PEM file.")] = None
-    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate of the authority that signs the other side's.")] = None  # fmt: skip
-    insecure: Annotated[bool, typer.Option("--insecure", help="No certificates; only for trials on this machine's own addresses.")] = False  # fmt: skip
+    cert: Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file with the certificate of this side.")] = (
+        None
+    )
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file with the private key of --cert.")] = None
+    ca: Annotated[Path | None, typer.Option(metavar="FILE", help="PEM file with the certificate of the authority that signed the other side's certificate.")] = None  # fmt: skip
+    insecure: Annotated[bool, typer.Option("--insecure", help="Use no certificates; allowed only for trials on this machine's own addresses.")] = False  # fmt: skip
 
 
 EXPERIMENT = tuple(Flags.__annotations__)
@@ -81,7 +114,7 @@ COMMON = tuple(_Common.__annotations__)
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these flags as keyword arguments; each is written once, above."""
+    """Give a command these flags as keyword arguments; each flag is written once, above."""
     groups = {name: group for group in (Flags, _Common, Network) for name in group.__annotations__}
 
     def extend(command: Callable[..., None]) -> Callable[..., None]:
@@ -102,13 +135,16 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
-    """The experiment's flags among a command's arguments."""
+    """Pick the experiment's flags out of a command's arguments."""
     return {name: values[name] for name in Flags.__annotations__ if name in values}
 
 
 @contextmanager
 def clear_errors(debug: bool = False, quiet: bool = False) -> Iterator[None]:
-    """A user's mistake: one message on standard error, status 2. Warnings are shown there too, unless quiet."""
+    """Report a user's mistake as one message on standard error and exit with status 2.
+
+    Warnings go to standard error too, unless `quiet` is set.
+    """
     import logging
 
     shown = logging.StreamHandler()

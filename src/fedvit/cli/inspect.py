@@ -1,4 +1,4 @@
-"""The commands that only look: cost, methods, datasets and partition."""
+"""Commands that show something without training: cost, methods, datasets and partition."""
 
 import inspect
 import sys
@@ -13,7 +13,7 @@ from fedvit.core.errors import UserError
 
 
 def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
-    """Name, one sentence and options of each. A method's sentence is the first line of its file."""
+    """List each entry's name, one-sentence summary and options; a method's summary is the first line of its file."""
     from fedvit.methods import METHODS
     from fedvit.methods.tunes import TUNES
 
@@ -27,7 +27,7 @@ def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
 
 
 def catalogue_tables() -> list[Table]:
-    """Methods and tunes for the terminal."""
+    """Make the tables of methods and tunes for the terminal."""
     from fedvit.report.tables import plain_table
 
     tables = []
@@ -47,10 +47,10 @@ def catalogue_tables() -> list[Table]:
 def cost(
     *,
     classes: Annotated[int, typer.Option(help="Number of classes.", min=1)] = 10,
-    as_json: Annotated[bool, typer.Option("--json", help="Exact integers as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print exact integers as JSON.")] = False,
     **flags: Any,
 ) -> None:
-    """What a method sends, computes and keeps; trains nothing."""
+    """Show what a method sends, computes and stores, without training."""
     with clear_errors(flags["debug"]):
         from fedvit.config.load import load_experiment, parse_sets
         from fedvit.engine.cost import cost as costs
@@ -64,8 +64,8 @@ def cost(
             out.print(cost_table(result, experiment.label, experiment.model.name))
 
 
-def methods(as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every option and its default.")] = False) -> None:  # fmt: skip
-    """All methods and tunes, with their options."""
+def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the methods as JSON, with every option and its default.")] = False) -> None:  # fmt: skip
+    """List all methods and tunes with their options."""
     from fedvit.cli.inspect import catalogue, catalogue_tables
 
     if as_json:
@@ -76,8 +76,10 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="As JSON, with 
 
 
 @takes("data_dir")
-def datasets(*, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False, **flags: Any) -> None:
-    """All data sets by name, and which of them are here."""
+def datasets(
+    *, as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False, **flags: Any
+) -> None:
+    """List all datasets by name and show which of them you have."""
     with clear_errors():
         from fedvit.core.settings import DataSettings
         from fedvit.data.sources import list_datasets
@@ -94,11 +96,16 @@ def datasets(*, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")
 @takes("data", "data_dir", "samples", "partition", "clients", "batch", "seed", "sets", "debug")
 def partition(
     *,
-    picture: Annotated[Path | None, typer.Option("--out", metavar="FILE.png", help="Draw clients by classes.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Images per client and class, as JSON.")] = False,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.png", help="Also draw clients by classes to this .png, .svg or .pdf file."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the number of images per client and class as JSON.")
+    ] = False,
     **flags: Any,
 ) -> None:
-    """Who would own what: a partition's table, picture or JSON; trains nothing."""
+    """Show which client would own how many images of which class, without training."""
     with clear_errors(flags["debug"]):
         from fedvit.config.load import load_experiment, parse_sets
         from fedvit.data.partition.split import partition_counts

@@ -1,4 +1,4 @@
-"""The commands. torch is imported only inside them, so that help is quick."""
+"""The `fedvit` command with all its subcommands, which import torch only when they run, so that help is fast."""
 
 import typer
 
@@ -24,7 +24,7 @@ for command in (
 
 
 def main() -> None:
-    """The entry point of the `fedvit` command."""
+    """Run the `fedvit` command."""
     with end_at_once():
         app()
 

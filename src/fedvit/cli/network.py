@@ -1,4 +1,4 @@
-"""The commands for training between machines: flower, split-server and split-client."""
+"""Commands for training across machines: flower, split-server and split-client."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +11,17 @@ from fedvit.cli.run import write_report_of
 
 @takes(*EXPERIMENT, "sets", "debug")
 def flower(
-    app_dir: Annotated[Path, typer.Argument(metavar="APP_DIR", help="A new folder for the app.")],
+    app_dir: Annotated[Path, typer.Argument(metavar="APP_DIR", help="New folder for the app.")],
     *,
-    base: Annotated[Path | None, typer.Option("--from", help="An experiment file; flags win over it.")] = None,
-    sites: Annotated[str, typer.Option(help="The sites' names, joined by commas.")],
-    classes: Annotated[str, typer.Option(help="The class names that all sites use, joined by commas.")],
+    base: Annotated[Path | None, typer.Option("--from", help="Experiment file; flags override it.")] = None,
+    sites: Annotated[str, typer.Option(help="Names of the sites, separated by commas.")],
+    classes: Annotated[str, typer.Option(help="Class names that all sites use, separated by commas.")],
     run_dir: Annotated[
-        str, typer.Option("--out", metavar="DIR", help="The run's folder on the server's machine.")
+        str, typer.Option("--out", metavar="DIR", help="Folder of the run on the server's machine.")
     ] = "fedvit-run",
     **flags: Any,
 ) -> None:
-    """Write a Flower app for real sites, each with a folder of class/image of its own; see docs/deploy.md."""
+    """Write a Flower app for real sites, each of which has its own images in a class/image folder; see docs/deploy.md."""
     with clear_errors(flags["debug"]):
         from fedvit.config.load import load_experiment, parse_sets
         from fedvit.network.flower.template import for_sites, names_of, need_flower, write_app
@@ -40,23 +40,32 @@ def flower(
 
 @takes(*NETWORK, "out_dir", "sets", "quiet", "debug")
 def split_server(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Settings; the clients have the same.")],
+    experiment: Annotated[
+        Path, typer.Argument(metavar="EXPERIMENT.toml", help="Experiment file; the clients must use the same settings.")
+    ],
     *,
-    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")],
-    clients: Annotated[str, typer.Option(metavar="NAME,NAME", help="The clients' names, as in their certificates.")],
-    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished round of --out.")] = False,
+    address: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on.")],
+    clients: Annotated[
+        str,
+        typer.Option(metavar="NAME,NAME", help="Names of the clients, as in their certificates, separated by commas."),
+    ],
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out after its last finished round.")
+    ] = False,
     round_timeout: Annotated[
-        float, typer.Option(metavar="S", min=1, help="Drop a client from a round that is silent for so many seconds.")
+        float, typer.Option(metavar="S", min=1, help="Drop a client from the round after this many seconds of silence.")
     ] = 600,
     min_sites: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="A round waits for so many clients; the first for all, at most --round-timeout."
+            metavar="N",
+            min=1,
+            help="Number of connected clients that a round needs; the first round waits for all clients for up to --round-timeout.",
         ),
     ] = 1,
     **flags: Any,
 ) -> None:
-    """Split learning on a network: the server's side, which has the body and no images."""
+    """Run the server of split learning on a network; it holds the model's body and no images."""
     with clear_errors(flags["debug"], flags["quiet"]):
         from fedvit.config.load import parse_sets
         from fedvit.network.grpc.identity import identity_of
@@ -104,10 +113,12 @@ def split_server(
 
 @takes(*NETWORK, "sets", "quiet", "debug")
 def split_client(
-    experiment: Annotated[Path, typer.Argument(metavar="EXPERIMENT.toml", help="Settings; the server has the same.")],
+    experiment: Annotated[
+        Path, typer.Argument(metavar="EXPERIMENT.toml", help="Experiment file; the server must use the same settings.")
+    ],
     *,
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the server listens.")],
-    name: Annotated[str, typer.Option(metavar="NAME", help="This client's name, as in its certificate.")],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server.")],
+    name: Annotated[str, typer.Option(metavar="NAME", help="Name of this client, as in its certificate.")],
     state: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder for what this client keeps: its head, tail and log.")
     ],
@@ -115,24 +126,27 @@ def split_client(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="This client's images, a folder of class folders (default: play client NAME of the experiment's own data and partition).",
+            help="Folder of this client's images, with one folder per class (default: act as client NAME of the experiment's own data and partition).",
         ),
     ] = None,
     policy: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="TOML file with what may leave (default: all that the method sends)."),
+        typer.Option(
+            metavar="FILE",
+            help="TOML file that says what may leave this client (default: everything that the method sends).",
+        ),
     ] = None,
     wait: Annotated[
         float,
         typer.Option(
             metavar="S",
             min=0,
-            help="Look so many seconds for a server that is not there, at the start and after a break.",
+            help="Number of seconds to keep trying to reach the server, at the start and after a lost connection.",
         ),
     ] = 60,
     **flags: Any,
 ) -> None:
-    """Split learning on a network: one client's side, which has the images, the head and the tail."""
+    """Run one client of split learning on a network; it holds the images and the model's head and tail."""
     with clear_errors(flags["debug"], flags["quiet"]):
         from fedvit.config.load import load_experiment, parse_sets
         from fedvit.network.grpc.client import SplitClient

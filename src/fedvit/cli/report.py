@@ -16,19 +16,21 @@ def report(
         typer.Option(
             "--out",
             metavar="FILE.html",
-            help="Where to write the page (default: report.html in DIR; of several, here).",
+            help="File for the page (default: report.html in DIR, or in the current folder if you give several).",
         ),
     ] = None,
     target: Annotated[
         float | None,
         typer.Option(
-            help="Show the rounds and bytes until this accuracy in percent (default: three on the way).", min=0, max=100
+            help="Show the rounds and bytes that it takes to reach this accuracy in percent (default: up to three accuracies on the way to the best).",
+            min=0,
+            max=100,
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No table.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no table.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:
-    """One HTML page of runs and comparisons, finished or not: tables, figures, settings, commands."""
+    """Write one HTML page about runs and comparisons, finished or not: tables, figures, settings and commands."""
     with clear_errors(debug, quiet):
         from fedvit.report.page import write_report
         from fedvit.report.tables import report_table

@@ -1,4 +1,4 @@
-"""The commands that train: run, compare and study."""
+"""Commands that train: run, compare and study."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +14,21 @@ from fedvit.engine.processes import prepare
 @takes(*EXPERIMENT, *COMMON)
 def run(
     experiment: Annotated[
-        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Settings; flags win over them.")
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Experiment file; flags override it.")
     ] = None,
     *,
     engine: Annotated[
-        str, typer.Option(help="local, or flower: one process a client on this machine, with messages over Flower.")
+        str,
+        typer.Option(
+            help="Engine: local, or flower, which runs one process per client on this machine and sends messages over Flower."
+        ),
     ] = "local",
-    resume: Annotated[bool, typer.Option("--resume", help="Continue after the last finished round of --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out after its last finished round.")
+    ] = False,
     **flags: Any,
 ) -> None:
-    """Train one method and write what every client gained from it."""
+    """Train one method and record what every client gains from it."""
     with clear_errors(flags["debug"], flags["quiet"]):
         prepare(flags["workers"] if engine == "local" else 1)
         from fedvit.config.load import parse_sets
@@ -59,19 +64,22 @@ def run(
 
 @takes(*EXPERIMENT, *COMMON)
 def compare(
-    rows: Annotated[list[str], typer.Argument(metavar="ROW...", help="METHOD, METHOD+TUNE or an experiment file.")],
+    rows: Annotated[
+        list[str],
+        typer.Argument(metavar="ROW...", help="Rows to compare, each a METHOD, a METHOD+TUNE or an experiment file."),
+    ],
     *,
-    seeds: Annotated[str, typer.Option(help="Seeds, joined by commas.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
     resume: Annotated[
-        bool, typer.Option("--resume", help="What a comparison always does: continue rows that were cut short.")
+        bool, typer.Option("--resume", help="Continue rows that were interrupted, as a comparison always does.")
     ] = False,
-    base: Annotated[Path | None, typer.Option("--from", help="An experiment file under all rows.")] = None,
+    base: Annotated[Path | None, typer.Option("--from", help="Experiment file that all rows start from.")] = None,
     save: Annotated[
         Path | None, typer.Option(help="Also write the table, with settings and versions, to this JSON file.")
     ] = None,
     **flags: Any,
 ) -> None:
-    """Compare rows on the same data, split and seeds; Local is always among them. Finished rows are not run again."""
+    """Compare methods on the same data, partition and seeds, always with Local; finished rows are not run again."""
     with clear_errors(flags["debug"], flags["quiet"]):
         import json
 
@@ -85,7 +93,7 @@ def compare(
         from fedvit.studies.rows import run_of
 
         if flags["method"] is not None:
-            raise UserError("in a comparison the rows name the methods: leave --method out")
+            raise UserError("in a comparison the rows name the methods: leave out --method")
         numbers = _parse_seeds(seeds, flags["seed"])
         sets = parse_sets(flags["sets"] or [])
         table = comparing.make_rows(rows, numbers, base, sets, given(flags))
@@ -125,7 +133,7 @@ def compare(
 
 
 def _draw_choices(folder: Path) -> None:
-    """choice.png beside the results of a method whose clients choose layers."""
+    """Draw choice.png next to the results if the clients of the method choose layers."""
     from fedvit.runs.folder import Run
 
     run = Run(folder)
@@ -136,7 +144,7 @@ def _draw_choices(folder: Path) -> None:
 
 
 def write_report_of(folder: Path) -> Path:
-    """report.html beside the results."""
+    """Write report.html next to the results."""
     from fedvit.report.page import write_report
 
     write_report([folder], folder / "report.html")
@@ -149,35 +157,39 @@ def _parse_seeds(text: str, single: int | None) -> list[int]:
     try:
         return list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError as problem:
-        raise UserError(f"--seeds expects whole numbers joined by commas, found {text!r}") from problem
+        raise UserError(f"--seeds expects whole numbers separated by commas, found {text!r}") from problem
 
 
 @takes(*(name for name in EXPERIMENT if name != "seed"), *COMMON)
 def study(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A study; without one they are listed, with their cost.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Study to run; without a name, all studies are listed with their cost."),
     ] = None,
     *,
     paper: Annotated[
-        bool, typer.Option("--paper", help="The published settings, which need their data and GPUs.")
+        bool, typer.Option("--paper", help="Use the published settings, which need the papers' data and GPUs.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the grid, its bytes and multiply-adds; run nothing.")
+        bool, typer.Option("--dry-run", help="Show the grid with its bytes and multiply-adds, and run nothing.")
     ] = False,
-    seeds: Annotated[str | None, typer.Option(help="Seeds, joined by commas (default: the study's).")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds, separated by commas (default: the study's own).")] = None,
     target: Annotated[
-        str | None, typer.Option(help="Accuracies in percent, joined by commas, whose cost is asked for.")
+        str | None,
+        typer.Option(
+            help="Accuracies in percent, separated by commas, for which to measure the cost of reaching them."
+        ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="What a study always does: continue rows that were cut short.")
+        bool, typer.Option("--resume", help="Continue rows that were interrupted, as a study always does.")
     ] = False,
     **flags: Any,
 ) -> None:
-    """Run one of the papers' studies: a grid of runs that ends in a table, study.png and study.json.
+    """Run one of the papers' studies, a grid of runs that ends in a table, study.png and study.json.
 
-    The small form takes minutes on two cores: on the embedded digits or, for studies of pre-trained weights, on the
-    images and weights of the data folder where it has them (`--data digits`: not on those). Finished rows are not run
-    again. Flags and --set hold for all rows.
+    The small version takes minutes on two cores. It uses the embedded digits; a study of pre-trained weights uses the
+    images and weights in the data folder instead, if they are there and you do not give `--data digits`. Finished rows
+    are not run again. Flags and --set apply to all rows.
     """
     with clear_errors(flags["debug"], flags["quiet"]):
         if name is None:
