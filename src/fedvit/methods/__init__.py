@@ -1,4 +1,4 @@
-"""Every method by name: one dictionary, one file each."""
+"""Every method by name, in one dictionary; each method has a file of its own."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -98,12 +98,12 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def make_plan(table: Mapping[str, Any]) -> Method:
-    """The plan of a [method] table: its name, and the arguments of its function."""
+    """Make the plan of a [method] table, which holds the method's name and the arguments of its function."""
     return METHODS[table["name"]](**{key: value for key, value in table.items() if key != "name"})
 
 
 def plan_of(experiment: Experiment) -> Method:
-    """The experiment's plan: one of ours, made once, or the one that was given from Python."""
+    """Return the experiment's plan: one of ours, which is made only once, or the one that was given from Python."""
     if not experiment.method.get("python"):
         made: Method = experiment.keep_plan(make_plan)
         return made

@@ -1,7 +1,7 @@
-"""Personal adapters (FedPerfix, Table 6): one adapter for all blocks' MLPs and the head are personal.
+"""Personal adapters (FedPerfix, Table 6): the head and one adapter that all blocks' MLPs share are personal.
 
-Departs from the paper: the down-projection starts at random (the code starts both at zero, and then only a bias
-ever learns); width 256, since the paper gives none.
+Departs from the paper: the down-projection starts at random (the code starts both projections at zero, and then only
+a bias ever learns); the width is 256, because the paper gives none.
 """
 
 from fedvit.core.plan import Plan

@@ -1,11 +1,12 @@
-"""APFL (Deng et al. 2020): every client mixes a model of its own with the shared one, and learns how much of each.
+"""APFL (Deng et al. 2020): every client mixes a model of its own with the shared one and learns the proportion.
 
-Departs from the paper: mode=paper trains the own model through the mixture of weights, alpha * own + (1 - alpha) *
-shared, steps alpha once a round along its exact derivative, and is tested through the mixture with the newest shared
-weights. That the paper mixes weights is assumed; the authors' code mixes logits, tests before aggregation and averages
-the shared models without regard to sizes, which train.weighting=equal does here. mode=fork is FedPerfix's code: the own
-model trains alone, alpha steps at every batch, and the mixture is written into the own model after each round. Both
-have the authors' pull of alpha to zero, 0.02 * alpha. adaptive=false keeps alpha as it is.
+Departs from the paper: mode=paper trains the client's own model through the mixture of weights, alpha * own +
+(1 - alpha) * shared, updates alpha once per round along its exact derivative, and tests the mixture with the newest
+shared weights. That the paper mixes weights is an assumption; the authors' code mixes logits, tests before aggregation
+and averages the shared models regardless of dataset sizes, which train.weighting=equal does here. mode=fork follows
+FedPerfix's code: the own model trains alone, alpha is updated at every batch, and the mixture is written into the own
+model after each round. Both modes include the authors' pull of alpha towards zero, 0.02 * alpha. adaptive=false leaves
+alpha unchanged.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ PULL = 0.02
 
 
 def _mixture(client: Client, shared: Tree, own: Tree, alpha: float) -> Tree:
-    """The mixed parameters; batch statistics are the own model's."""
+    """Mix the parameters; batch statistics are those of the client's own model."""
     parameters = {name for name, _ in client.module.named_parameters()}
     return {
         name: torch.lerp(shared[name].detach(), own[name].detach(), alpha) if name in parameters else own[name]
@@ -37,7 +38,7 @@ def _mixture(client: Client, shared: Tree, own: Tree, alpha: float) -> Tree:
 
 
 def stepped(alpha: float, lr: float, own: Tree, shared: Tree, slopes: Tree) -> float:
-    """Alpha after one step along <own - shared, slope>, inside [0, 1]."""
+    """Return alpha after one step along <own - shared, slope>, clipped to [0, 1]."""
     inner: Tensor = sum((own[name].detach() - shared[name].detach()).mul(g).sum() for name, g in slopes.items())  # type: ignore[assignment]
     return min(1.0, max(0.0, alpha - lr * (float(inner) + PULL * alpha)))
 

@@ -1,17 +1,18 @@
-"""CD2-pFed (Shen et al. 2022): in every tensor a growing share of the channels is private, and both halves learn alike.
+"""CD2-pFed (Shen et al. 2022): a growing share of every tensor's channels is private, and both parts learn to agree.
 
-In round 1 all is shared; by round `ramp` a `share` of each tensor's output channels is private (the last ones) and no
-longer crosses. Loss: cross-entropy of the whole, plus `weight` times the symmetric KL divergence between the outputs of
-the sub-network of shared channels and that of private ones, the other's weights being zero. The classifier is split by
-its inputs, so that no class is private, and its bias is shared. share=0 is FedAvg; share=1 with ramp=1 is Local but for
-the classifier's bias. What crosses falls with the rounds: `fedvit cost` shows the first, which is the dearest.
+In round 1 everything is shared; by round `ramp` a `share` of each tensor's output channels (the last ones) is private
+and no longer sent. The loss is the cross-entropy of the whole network, plus `weight` times the symmetric KL divergence
+between the outputs of two sub-networks: the one of shared channels and the one of private channels, each with the
+other's weights set to zero. The classifier is split by its inputs, so that no class is private, and its bias is shared.
+share=0 is FedAvg; share=1 with ramp=1 is Local except for the classifier's bias. The traffic falls from round to round;
+`fedvit cost` shows the first round, which is the most expensive.
 
-Departs from the paper: we had only its abstract and a summary, so these are assumed: linear growth over `ramp` rounds
-(a client does not know the length of the run), share, weight and temperature, gradients through both sub-networks, and
-that the last channels go first. Queries, keys and values are split alike. `beta` of the weight average over local
-epochs (beta of the new, 1 - beta of the old) is constant, and 1, which is off; below 1 each epoch has a fresh
-optimiser. A client's private channels start from its own last weights, or the initial ones. The server's view has the
-channels that nobody shares any more as they last were.
+Departs from the paper: we had only its abstract and a summary, so the following are assumptions: linear growth over
+`ramp` rounds (a client does not know the length of the run), the share, weight and temperature, gradients through both
+sub-networks, and that the last channels become private first. Queries, keys and values are split alike. The `beta` of
+the weight average over local epochs (beta of the new weights, 1 - beta of the old) is constant, and its default of 1
+turns averaging off; below 1, each epoch has a fresh optimizer. A client's private channels start from its own last
+weights, or from the initial ones. In the server's view, channels that nobody shares any more keep their last values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,7 +34,7 @@ from fedvit.core.training import Loss, cross_entropy, descend
 from fedvit.core.tree import Tree
 from fedvit.models.plugins.attach import head_names
 
-Ramp = partial[float]  # round to the private share in it
+Ramp = partial[float]  # from a round's number to its private share
 
 
 def _private_share(round_: int, share: float, ramp: int) -> float:
@@ -41,9 +42,9 @@ def _private_share(round_: int, share: float, ramp: int) -> float:
 
 
 def places(module: nn.Module, weights: Mapping[str, Tensor]) -> Tree:
-    """Where in its layer's width each channel lies, from 0 to below 1, in a shape that multiplies the tensor.
+    """Locate each channel within its layer's width, from 0 to below 1, in a shape that multiplies the tensor.
 
-    What is always shared lies at -1. A tensor as wide as several of the model's widths (queries, keys, values) is
+    What is always shared is at -1. A tensor whose width is a multiple of the model's (queries, keys, values) counts as
     several layers side by side.
     """
     heads, found = head_names(module), {}
@@ -63,18 +64,18 @@ def places(module: nn.Module, weights: Mapping[str, Tensor]) -> Tree:
 
 
 def _channels(place: Tensor, private: float) -> tuple[int, Tensor]:
-    """The axis of a tensor's channels and the indices of the shared ones."""
+    """Return the axis of a tensor's channels and the indices of the shared ones."""
     axis = next((i for i, size in enumerate(place.shape) if size > 1), 0)
     return axis, (place.flatten() < 1 - private).nonzero().flatten()
 
 
 def cut(weights: Tree, place: Tree, private: float) -> Tree:
-    """The shared channels alone."""
+    """Keep only the shared channels."""
     return {name: tensor.index_select(*_channels(place[name], private)) for name, tensor in weights.items()}
 
 
 def paste(whole: Tree, cuts: Tree, place: Tree, private: float) -> Tree:
-    """`whole` with its shared channels replaced."""
+    """Replace the shared channels of `whole`."""
     return {**whole, **{n: whole[n].index_copy(*_channels(place[n], private), part) for n, part in cuts.items()}}
 
 
@@ -94,7 +95,7 @@ def _symmetric_kl(a: Tensor, b: Tensor, temperature: float) -> Tensor:
 
 
 def two_way_loss(client: Client, private: float, weight: float, temperature: float) -> Loss:
-    """Cross-entropy, and while there are both kinds of channels their disagreement."""
+    """Make the loss: cross-entropy, plus the disagreement of both kinds of channels as long as both exist."""
     place = {n: t.to(client.settings.device) for n, t in places(client.module, client.initial).items()}
     learned = {name: p for name, p in client.module.named_parameters() if name in place}
     both = private < 1 and any(bool((place[name] >= 1 - private).any()) for name in learned)

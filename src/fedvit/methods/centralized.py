@@ -1,7 +1,7 @@
-"""Centralized: one owner of all training data; the upper bound that federation cannot ask for.
+"""Centralized: one owner trains on all data, which is an upper bound that no federation can have.
 
-Departs from the paper: no single paper. A round is `epochs` passes over the pooled data, so with full participation
-it sees as many images as FedAvg; no weights cross, the data itself would have to.
+Departs from the paper: there is no single paper. A round is `epochs` passes over the pooled data, so with full
+participation it sees as many images as FedAvg. No weights are sent; the data itself would have to be.
 """
 
 from fedvit.core.plan import Plan
@@ -11,5 +11,5 @@ def plan() -> Plan:
     return Plan(
         name="centralized",
         trains="pooled",
-        not_between_sites="pools all images in one place, which sites cannot: choose another method",
+        not_between_sites="pools all images in one place, which sites cannot do: choose another method",
     )

@@ -1,6 +1,7 @@
-"""Custom: any layer groups personal, the rest shared; for asking where to personalize (FedPerfix, Table 1).
+"""Custom: you choose which layer groups are personal, to study where to personalize (FedPerfix, Table 1).
 
-Departs from the paper: nothing; `personal` is a list of groups joined by commas, such as attn,head.
+Departs from the paper: nothing. `personal` is a list of groups separated by commas, such as attn,head; all other groups
+are shared.
 """
 
 from fedvit.core.plan import Plan

@@ -1,8 +1,8 @@
-"""DisTrans (Yuan et al. 2022): each client learns an offset image; the network sees every image mixed with it twice.
+"""DisTrans (Yuan et al. 2022): each client learns an offset image; the network sees every image mixed with it, twice.
 
 x1 = (1 - a) x + a offset and x2 = (1 + a) x - a offset go through one backbone, and the classifier sees both features.
-Departs from the paper: offsets stay personal, as in its non-i.i.d. script; the i.i.d. script's server network that
-makes offsets is not here. Both halves go through as one batch, which only batch normalisation could tell.
+Departs from the paper: offsets stay personal, as in its non-i.i.d. script; the server network of the i.i.d. script,
+which makes offsets, is not implemented. Both halves go through as one batch, which only affects batch normalization.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from fedvit.models.plugins.specs import Offset
 
 
 def _train_with_offset(client: Client, start: Tree, offset_lr: float | None) -> Tree:
-    rate = offset_lr or client.settings.lr / 5  # the authors' 1e-3 beside 5e-3
+    rate = offset_lr or client.settings.lr / 5  # the authors use 1e-3 with 5e-3
 
     def optimizer(parameters: Named) -> Optimizer:
         network = [p for name, p in parameters.items() if name not in client.roles.personal]

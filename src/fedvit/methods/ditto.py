@@ -1,7 +1,7 @@
-"""Ditto (Li et al. 2021): FedAvg, and beside it a whole personal model held near the received one.
+"""Ditto (Li et al. 2021): FedAvg, plus a complete personal model that is kept close to the received one.
 
 Departs from the paper: the personal model trains for `epochs` passes, by default as many as the shared one; lam is
-FedV's choice. It trains first, anchored at the received weights.
+FedV's choice. The personal model trains first, anchored at the received weights.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Fed-LAMB (Karimi et al. 2023): local AMSGrad steps scaled layer by layer, with second moments shared by the server.
 
-theta <- theta - lr * |theta| * u / |u| per tensor, u = m / (sqrt(v_hat) + eps) + decay * theta.
-Departs from the paper: written from its abstract and common knowledge; no code is public. First moments start at zero
-each round, second moments at the server's running maximum v_hat, which is fixed during a round; before round 1 it is
-zero. A tensor that is all zero takes a step of length lr. The run's optimiser is not used; its weight decay is.
+The step is theta <- theta - lr * |theta| * u / |u| per tensor, where u = m / (sqrt(v_hat) + eps) + decay * theta.
+Departs from the paper: written from its abstract and common knowledge, because no code is public. In each round, first
+moments start at zero and second moments at the server's running maximum v_hat, which is fixed during a round and zero
+before round 1. A tensor of only zeros takes a step of length lr. The run's weight decay is used, its optimizer is not.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from fedvit.methods.fedavgm import zeros
 
 
 class Lamb(Optimizer):
-    """LAMB with a fixed maximum of second moments; `second` holds the running ones."""
+    """LAMB with a fixed maximum of second moments; `second` holds the running moments."""
 
     def __init__(self, parameters: Named, lr: float, betas: tuple[float, float], eps: float, decay: float, peak: Tree):
         super().__init__(list(parameters.values()), {"lr": lr})

@@ -1,10 +1,11 @@
 """Fed-RoD (Chen and Chao 2022): a shared head trained with a balanced loss, and a personal one that corrects it.
 
-View `personal` is the sum of both heads, `generic` the shared one alone.
-Departs from the paper: the personal head learns on detached features, as PFLlib reads it, and starts at zero, so that
-a client that never trained predicts as the shared model. hyper=true makes the personal head each round from the
-client's class frequencies by a shared network, which then steps towards what the client trained (`hyper_lr`); its sizes
-and rate are those of re-implementations, and a client that has trained is tested with the head it kept, not a new one.
+The view `personal` is the sum of both heads, and `generic` is the shared one alone.
+Departs from the paper: the personal head learns on detached features, as PFLlib reads the paper, and starts at zero, so
+that a client that never trained predicts like the shared model. With hyper=true, a shared network makes the personal
+head each round from the client's class frequencies and then takes a step towards what the client trained (`hyper_lr`).
+Its sizes and learning rate are those of re-implementations, and a client that has trained is tested with the head it
+kept, not with a new one.
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ second_head = group(SecondHead.kind)
 
 
 def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """Cross entropy with the log of the class counts added; an absent class drops out."""
+    """Compute the cross-entropy of logits to which the log of the class counts is added; an absent class drops out."""
     return F.cross_entropy(logits + counts.to(logits).clamp(min=1e-12).log(), y)
 
 
@@ -51,14 +52,14 @@ def _two_heads(client: Client, start: Tree, hyper: bool, hyper_lr: float) -> Tre
 
 
 def made(client: Client, weights: Tree) -> Tensor:
-    """All numbers of a personal head, from the client's class frequencies."""
+    """Compute all numbers of a personal head from the client's class frequencies."""
     counts = client.data.class_counts.float()
     hidden = F.linear(counts / counts.sum(), weights["head_maker.0.weight"], weights["head_maker.0.bias"])
     return F.linear(F.relu(hidden), weights["head_maker.2.weight"], weights["head_maker.2.bias"])
 
 
 def teach_maker(client: Client, end: Tree, lr: float) -> Tree:
-    """One step of the shared network towards the head that the client trained."""
+    """Move the shared network one step towards the head that the client trained."""
     maker = {name: t.clone().requires_grad_() for name, t in end.items() if name.split(".")[0] == HeadMaker.kind}
     trained = torch.cat([end[name].flatten() for name in client.roles.personal])
     loss = (made(client, maker) - trained).square().sum() / 2
@@ -68,7 +69,7 @@ def teach_maker(client: Client, end: Tree, lr: float) -> Tree:
 
 
 def _make_head(client: Client, down: Payload) -> Tree:
-    """merge of the hypernetwork version: the personal head is made anew."""
+    """Merge as the hypernetwork version does, which makes a new personal head."""
     start = overwrite(client, down)
     names = client.roles.personal
     pieces = torch.split(made(client, start), [start[name].numel() for name in names])

@@ -1,7 +1,8 @@
-"""FedAdam (Reddi et al. 2021): the server takes Adam's step along FedAvg's mean change.
+"""FedAdam (Reddi et al. 2021): the server takes an Adam step along FedAvg's mean change.
 
-Departs from the paper: nothing; no bias correction, as printed, and the second moment starts at tau squared. The mean
-change is weighted by samples, as FedAvg's. Running statistics of batch normalisation are averaged, not stepped.
+Departs from the paper: nothing. There is no bias correction, as printed, and the second moment starts at tau squared.
+The mean change is weighted by samples, like FedAvg's. Running statistics of batch normalization are averaged and take
+no Adam step.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,12 @@
-"""FedALA (Zhang et al. 2023): each client learns, number by number, how much of the new global weights to take over.
+"""FedALA (Zhang et al. 2023): each client learns, number by number, how much of the new global weights to adopt.
 
-Below the last `p` tensors everything is taken over; in those a weight W in [0, 1], learned on local images before
-training and kept between rounds, leads from the client's last model to the global one. Tested as merged.
+Below the last `p` tensors, the client adopts everything. In those tensors, a weight W in [0, 1] interpolates from the
+client's last model to the global one; it is learned on local images before training and kept between rounds. Clients
+are tested with the merged model.
 Departs from the paper: `p` counts tensors, as in its code (the paper counts layers); the first learning of W
-stops after `most_epochs` where its losses never settle. A client without a last model takes over everything. W is
-learned in evaluation mode, by all clients for a test, and kept by those that train: who is not asked does not change.
+stops after `most_epochs` if its losses never settle. A client without a last model adopts everything. W is learned in
+evaluation mode. For a test, all clients learn it, but only those that train keep it: a client that is not sampled does
+not change.
 """
 
 from collections.abc import Mapping
@@ -26,18 +28,18 @@ from fedvit.core.training import descend, eval_mode, gradient
 from fedvit.core.tree import Tree
 from fedvit.models.groups import head
 
-SETTLED, WATCHED = 0.1, 10  # the deviation of so many epochs' losses at which W's first learning ends
+SETTLED, WATCHED = 0.1, 10  # the first learning of W ends at this deviation of the last epochs' losses
 
 
 def _last_tensors(module: nn.Module, weights: Tree, p: int) -> list[str]:
-    """The last p tensors of a model; the classifier's come after any plugin's."""
+    """List the last p tensors of a model; the classifier's come after those of any plugin."""
     heads = head.match(module)
     names = [name for name in weights if not is_statistic(name)]
     return sorted(names, key=lambda name: name in heads)[-p:]
 
 
 def _step(mix: Tree, slopes: Tree, way: Tree, eta: float) -> Tree:
-    """W after one step: the chain rule gives slope * (global - last)."""
+    """Return W after one step; by the chain rule, its gradient is slope * (global - last)."""
     return {name: (mix[name] - eta * slopes[name] * way[name]).clamp(0, 1) for name in mix}
 
 
@@ -95,7 +97,9 @@ def plan(
         merge=adapt,
         local=train_and_remember,
         views=merged_model,
-        passes=lambda epochs: 1 + share / 100 / 3 / epochs,  # W: a forward pass, and backward through a few tensors
+        passes=lambda epochs: (
+            1 + share / 100 / 3 / epochs
+        ),  # W costs a forward pass, and a backward pass through a few tensors
         remembers=lambda module, trainable: {
             "last": trainable,
             "mix": tree.pick(trainable, _last_tensors(module, trainable, p)),

@@ -1,6 +1,6 @@
-"""FedAvg (McMahan et al. 2017): everybody trains the same model and the server takes the weighted mean.
+"""FedAvg (McMahan et al. 2017): all clients train the same model, and the server takes the weighted mean.
 
-Departs from the paper: nothing. Weights are normalised over the sampled clients.
+Departs from the paper: nothing. Weights are normalized over the sampled clients.
 """
 
 from fedvit.core.plan import Plan

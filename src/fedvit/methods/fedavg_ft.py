@@ -1,6 +1,6 @@
-"""FedAvg and fine-tuning: FedAvg's model, trained at each client for some epochs before its test, then forgotten.
+"""FedAvg with fine-tuning: before its test, each client trains FedAvg's model for some epochs and then discards it.
 
-Departs from the paper: no single paper; `epochs` defaults to the run's local epochs.
+Departs from the paper: there is no single paper; `epochs` defaults to the run's local epochs.
 """
 
 from collections.abc import Mapping

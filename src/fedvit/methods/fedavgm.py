@@ -1,6 +1,6 @@
 """FedAvgM (Hsu et al. 2019): the server adds momentum to FedAvg's mean change.
 
-Departs from the paper: nothing. Running statistics of batch normalisation are averaged, not pushed.
+Departs from the paper: nothing. Running statistics of batch normalization are averaged and get no momentum.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from fedvit.core.tree import Tree
 
 
 def zeros(shared: Tree) -> Tree:
-    """A server's moment before round 1, for all that is stepped."""
+    """Return the server's moments before round 1, for every tensor that takes steps."""
     return {name: torch.zeros_like(tensor) for name, tensor in shared.items() if not is_statistic(name)}
 
 

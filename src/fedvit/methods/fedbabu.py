@@ -1,8 +1,8 @@
-"""FedBABU (Oh et al. 2022): only the body is federated, under a random head that never moves.
+"""FedBABU (Oh et al. 2022): only the body is trained, under a random head that stays fixed.
 
-At evaluation each client fine-tunes the head, then is tested, then forgets it.
-Departs from the paper: fine-tuning is `steps` mini-batches (FedPerfix's text: one, head only); finetune=all trains
-the whole network as its code does. The authors themselves fine-tune everything for 5 epochs.
+For evaluation, each client fine-tunes the head, is tested, and then discards it.
+Departs from the paper: fine-tuning takes `steps` mini-batches (in FedPerfix's text: one, and only the head);
+finetune=all trains the whole network, as FedPerfix's code does. FedBABU's authors fine-tune everything for 5 epochs.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ def _after_finetuning(
     heads = head.match(client.module)
     start = tree.overlay(overwrite(client, down), tree.pick(client.frozen, sorted(heads)))
     only = heads if finetune == "head" else start.keys()
-    epochs = -(-steps * client.settings.batch // len(client.data.train))  # enough passes for so many batches
+    epochs = -(-steps * client.settings.batch // len(client.data.train))  # enough epochs for this many batches
     return {"personal": descend(client, start, only=only, epochs=epochs, steps=steps, tag="finetune")}
 
 

@@ -1,6 +1,7 @@
-"""FedBN (Li et al. 2021): normalisation layers stay personal, for ViTs the LayerNorms.
+"""FedBN (Li et al. 2021): normalization layers stay personal, which in ViTs are the LayerNorms.
 
-Departs from the paper: nothing. Layers are found by module type, so none is missed; running statistics go along.
+Departs from the paper: nothing. Layers are found by module type, so none is missed; their running statistics are
+personal too.
 """
 
 from fedvit.core.plan import Plan

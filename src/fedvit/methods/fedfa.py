@@ -1,14 +1,14 @@
 """FedFA (Zhou and Konukoglu 2023): FedAvg on features whose channel statistics are redrawn, most where clients differ.
 
-In training, after each stage and with probability `prob`, an image's channel means and deviations are drawn anew around
-their own values with variance (1 + gamma) times that over the batch. gamma is large in the channels whose moving
-averages vary between clients: clients report these averages, the server returns their variance, per channel.
+In training, after each stage and with probability `prob`, an image's channel means and deviations are redrawn around
+their own values with (1 + gamma) times the variance over the batch. gamma is large in channels whose moving averages
+vary between clients: clients report these averages, and the server returns their variance, per channel.
 
-Departs from the paper: on a ViT the stages are quarters of the blocks and statistics run over tokens. The authors' code
-takes one variance over clients and channels; here it is per channel, which we believe to be the paper's without having
-read it there, over the clients that reported in the last round. Each stage adds two numbers a channel to either
-direction, averages up and variances down; the paper's count may be four one way. Averages begin at the client's first
-batch. Training before a test (clients that never took part) is plain.
+Departs from the paper: on a ViT, the stages are quarters of the blocks, and statistics are taken over tokens. The
+authors' code takes one variance over clients and channels; here it is per channel, which we believe to be the paper's
+version without having read it there, over the clients that reported in the last round. Each stage adds two numbers per
+channel to either direction, averages up and variances down; the paper may count four one way. Averages begin with the
+client's first batch. Training before a test (of clients that never took part) is plain.
 """
 
 from collections.abc import Iterable, Iterator
@@ -68,13 +68,13 @@ def _report_statistics(client: Client, start: Tree, end: Tree) -> Payload:
 
 
 def _average_and_compare(server: Server, reports: Iterable[Report]) -> Server:
-    """FedAvg's mean, and the variance of the statistics over this round's clients; a lone client's is 0."""
+    """Take FedAvg's mean, and the variance of the statistics over this round's clients, which is 0 for only one."""
     statistics: list[Tree] = []
 
     def noted() -> Iterator[Report]:
         for report in reports:
             own = report.payload.trees["statistics"]
-            statistics.append({name: tensor.clone() for name, tensor in own.items()})  # apart from the whole answer
+            statistics.append({name: tensor.clone() for name, tensor in own.items()})  # not a view of the whole answer
             yield report
 
     server = average(server, noted())

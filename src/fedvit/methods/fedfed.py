@@ -1,20 +1,21 @@
-"""FedFed (Yang et al. 2023): clients exchange the noisy part of their images that decides the class, then run FedAvg.
+"""FedFed (Yang et al. 2023): clients share noisy versions of the image parts that decide the class, then run FedAvg.
 
-Stage 1, `distill_rounds` rounds: the cohort federates a small autoencoder, the splitter, with an auxiliary copy of the
-classifier. Its output is the robust part of an image; the rest, the residual, is pressed to suffice for the label.
-Stage 2: every client, when first sampled, uploads its residuals once, at two levels of Gaussian noise and with labels;
-the server sends each client those it lacks, and the client keeps them. It then trains as in FedAvg, each batch with as
-many residuals of others beside it, drawn evenly over the classes, at both levels.
+Stage 1 takes `distill_rounds` rounds. The cohort trains a small autoencoder, the splitter, with an auxiliary copy of
+the classifier by federated averaging. The splitter's output is the robust part of an image; the rest, the residual, is
+trained to suffice for the label.
+In stage 2, every client uploads its residuals once, when it is first sampled, at two levels of Gaussian noise and with
+labels. The server sends each client those that it lacks, and the client keeps them. The client then trains as in
+FedAvg, with as many residuals of all owners, drawn evenly over the classes, added to each batch at both levels.
 
 Privacy: residuals of single training images, and their labels, leave the client by design, and every client gets them.
-The noise is fixed, no bound on what they tell is computed, and a residual may show its image. Do not use this method
-where images or labels must not leave their owner. Images cross twice at the model's input size in float16; every
-client stores everybody's, and messages for evaluation carry them too. `fedvit cost` shows a round of stage 1 and the
-bytes of one image's residuals, and no memory, because it is not told how many images there are.
+The noise is fixed, no bound on what the residuals reveal is computed, and a residual may show its image. Do not use
+this method where images or labels must not leave their owner. Images are sent at two noise levels, at the model's input
+size in float16; every client stores everybody's, and messages for evaluation carry them too. `fedvit cost` shows a
+round of stage 1 and the bytes of one image's residuals, but no memory, because it does not know how many images exist.
 
 Departs from the paper: stage 1 takes 4 rounds, not 15, to suit short runs, and its weight on reconstruction falls with
-the epochs so far at the start of a round; the divergence of the code is per pixel and colour; a splitter of two
-convolutions; residuals are of normalised images, without augmentation, from the mean code. The classifier of stage 2
+the number of epochs trained before the round; the divergence of the code is per pixel and color; the splitter has two
+convolutions; residuals are of normalized images, without augmentation, from the mean code. The classifier of stage 2
 starts from the initial weights, as all do; until then the views show it untrained, so a run must be longer than
 stage 1.
 """
@@ -45,7 +46,7 @@ LEVELS = ("mild", "strong")
 
 
 def parts(weights: Tree) -> tuple[Tree, Tree]:
-    """The splitter's weights and the classifier's."""
+    """Separate the splitter's weights from the classifier's."""
     splitter = {name: tensor for name, tensor in weights.items() if name.split(".")[0] == Splitter.kind}
     return splitter, {name: tensor for name, tensor in weights.items() if name not in splitter}
 
@@ -55,7 +56,7 @@ def _splitter_of(client: Client) -> ImageSplitter:
 
 
 def _send(server: Server, client: str, distill_rounds: int) -> Payload:
-    """Stage 1: splitter and auxiliary classifier. Stage 2: the classifier, and what the client lacks."""
+    """Send splitter and auxiliary classifier in stage 1; in stage 2, send the classifier and what the client lacks."""
     splitter, classifier = parts(server.shared)
     if server.round < distill_rounds:
         return Payload({"shared": splitter, "auxiliary": server.memory["auxiliary"]})
@@ -80,7 +81,7 @@ def _known(client: Client) -> Tree:
 
 
 def splitting_loss(client: Client, mild: float, strong: float) -> Loss:
-    """Reconstruct, let the noisy residual alone suffice for the label, and keep the code small."""
+    """Make the loss of stage 1: reconstruct, let the noisy residual suffice for the label, and keep the code small."""
     epochs = (client.round - 1) * client.settings.epochs
     emphasis = 10.0 if epochs < 10 else 5.0 if epochs < 20 else 1.0
 
@@ -98,7 +99,7 @@ def splitting_loss(client: Client, mild: float, strong: float) -> Loss:
 
 @torch.no_grad()
 def residuals(client: Client, weights: Tree, mild: float, strong: float) -> Tree:
-    """What this client uploads: its training images less their robust part, with noise, and the labels."""
+    """Compute what this client uploads: its training images minus their robust part, with noise, and the labels."""
     data, device = client.data, client.settings.device
     splitter = _splitter_of(client).eval()
     placed = {name.partition(".")[2]: tensor.to(device) for name, tensor in weights.items()}
@@ -113,13 +114,13 @@ def residuals(client: Client, weights: Tree, mild: float, strong: float) -> Tree
 
 
 def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Indices drawn so that every class that there is comes up as often."""
+    """Draw indices so that all classes that are present are equally likely."""
     weights = 1 / torch.bincount(labels)[labels]
     return torch.multinomial(weights, count, replacement=True, generator=generator)
 
 
 def _with_features(client: Client) -> Loss:
-    """Cross-entropy of a batch and as many residuals, at both levels."""
+    """Make the cross-entropy of a batch together with as many residuals, at both levels."""
     features = _known(client)
     owners = sorted({name.rpartition(":")[0] for name in features})  # arrival order would not survive a resume
     joined = {kind: torch.cat([features[f"{owner}:{kind}"] for owner in owners]) for kind in (*LEVELS, "labels")}
@@ -139,7 +140,7 @@ def train(client: Client, start: Tree, distill_rounds: int, mild: float, strong:
         optimizer = lambda named: AdamW(list(named.values()), lr=1e-3)  # noqa: E731
         return descend(client, start, loss=splitting_loss(client, mild, strong), optimizer=optimizer)
     splitter, classifier = parts(start)
-    if splitter:  # sent to those that have not uploaded yet
+    if splitter:  # the server sends it to clients that have not uploaded yet
         own = {f"{client.id}:{kind}": t for kind, t in residuals(client, splitter, mild, strong).items()}
         client.memory["features"] = tree.overlay(_known(client), own)
     return descend(client, classifier, loss=_with_features(client), only=classifier)
@@ -157,14 +158,14 @@ def report(client: Client, start: Tree, end: Tree, distill_rounds: int) -> Paylo
 
 
 def _aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) -> Server:
-    """FedAvg's mean of whatever learns in this stage, and note who has sent and received which residuals."""
+    """Take FedAvg's mean of what this stage trains, and note who has sent and received which residuals."""
     memory = {kind: dict(server.memory.get(kind, {})) for kind in ("features", "added", "received")}
 
     def noted() -> Iterator[tuple[float, Tree]]:
         for client, weight, payload in reports:
             trees = payload.trees
             for kind, tensor in trees.get("features", {}).items():
-                memory["features"][f"{client}:{kind}"] = tensor.clone()  # apart from the whole answer
+                memory["features"][f"{client}:{kind}"] = tensor.clone()  # not a view of the whole answer
                 memory["added"][client] = torch.tensor(server.round + 1)
             memory["received"][client] = torch.tensor(server.round)
             yield weight, tree.overlay(trees["shared"], trees.get("auxiliary", {}))
@@ -177,7 +178,7 @@ def _aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) -
 
 
 def _nbytes_per_image(client: Client) -> int:
-    """What clients make of one training image: it goes up once, and down once to every other client."""
+    """Count the bytes made of one training image, which go up once, and down once to every other client."""
     size = client.inputs.size
     image, label = torch.zeros(1, size, size, 3, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
     client.data = replace(client.data, images=image, labels=label, train=label)
@@ -197,7 +198,7 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         views=lambda client, down: {
             "personal": tree.overlay(client.initial, {} if "auxiliary" in down.trees else down.trees["shared"])
         },
-        not_between_sites="sends what is left of training images, and their labels, to all sites: not over a network",
+        not_between_sites="sends residuals of training images, and their labels, to all sites: run it on one machine only",
         passes=lambda epochs: 3.0,
         costs=lambda client: {"nbytes_once_per_image": _nbytes_per_image(client)},
     )

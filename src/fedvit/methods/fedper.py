@@ -1,7 +1,7 @@
 """FedPer (Arivazhagan et al. 2019): a personal head on a shared body, trained together.
 
-This is the row that FedPerfix's tables call FedRep.
-Departs from the paper: the personal part is the classifier alone; `custom` takes deeper ones.
+FedPerfix's tables call this row FedRep.
+Departs from the paper: the personal part is the classifier alone; use `custom` for deeper ones.
 """
 
 from fedvit.core.plan import Plan

@@ -1,9 +1,9 @@
 """FedPerfix (Sun et al. 2023): a personal side adapter per block shifts keys and values; the head is personal too.
 
-Departs from the paper: the prefix is added to keys and values, as the authors' code does; combine=concat puts it
-beside them, as eq. 3 is written. init=auto draws the up-projection at random from scratch (the paper) and starts
-it at zero on pre-trained weights, whose attention a random prefix disturbs. last_block=true also keeps the whole
-last block personal, which the code does on CIFAR-100 and the paper does not mention.
+Departs from the paper: the prefix is added to keys and values, as in the authors' code; combine=concat concatenates
+them, as eq. 3 is written. init=auto draws the up-projection at random for training from scratch (as the paper does) and
+starts it at zero on pre-trained weights, whose attention a random prefix would disturb. last_block=true also keeps the
+whole last block personal, which the code does on CIFAR-100 and the paper does not mention.
 """
 
 from typing import Literal

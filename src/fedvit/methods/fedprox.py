@@ -1,6 +1,6 @@
-"""FedProx (Li et al. 2020): FedAvg whose local loss also holds the weights near the received ones.
+"""FedProx (Li et al. 2020): FedAvg whose local loss also keeps the weights close to the received ones.
 
-Departs from the paper: nothing; mu is tuned there in 0.001, 0.01, 0.1, 0.5 and 1, and no value suits all settings.
+Departs from the paper: nothing. The paper tunes mu over 0.001, 0.01, 0.1, 0.5 and 1; no value suits all settings.
 """
 
 from functools import partial

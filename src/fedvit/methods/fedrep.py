@@ -1,8 +1,8 @@
-"""FedRep (Collins et al. 2021): a personal head, trained first with the body held still, then the body alone.
+"""FedRep (Collins et al. 2021): each client trains its personal head while the body is frozen, then the body alone.
 
 Departs from the paper: `head_epochs` is 1 and the body trains for the run's epochs, so that a round costs about
-as much as FedPer's; the authors' code uses 10 head epochs and 1 or 5 body epochs. Two optimisers, so that no
-momentum moves the part that is held still.
+as much as FedPer's; the authors' code uses 10 head epochs and 1 or 5 body epochs. There are two optimizers, so that no
+momentum moves the frozen part.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ def head_then_body(client: Client, start: Tree, head_epochs: int, body_epochs: i
 
 def plan(head_epochs: Count = 1, body_epochs: Count | None = None) -> Plan:
     local = partial(head_then_body, head_epochs=head_epochs, body_epochs=body_epochs)
-    # Training the head alone is little more than a forward pass, a third of a training pass.
+    # Training the head alone costs little more than a forward pass, which is a third of a training pass.
     return replace(
         fedper.plan(),
         name="fedrep",

@@ -1,7 +1,7 @@
-"""FedRolex (Alam et al. 2022): HeteroFL whose window rolls on by one unit a round, so that every weight is trained.
+"""FedRolex (Alam et al. 2022): HeteroFL with a window that moves one unit per round, so that every weight is trained.
 
-Options as in heterofl; `clip` bounds the norm of a client's gradient.
-Departs from the paper: where heterofl does. The window begins at 0 in the first round; in a ViT it rolls inside each
+The options are those of heterofl; `clip` bounds the norm of a client's gradient.
+Departs from the paper: where heterofl does. The window begins at 0 in the first round; in a ViT, it moves inside each
 head and, from the same start, along the residual stream and the hidden units of the MLPs.
 """
 

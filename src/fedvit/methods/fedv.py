@@ -1,11 +1,11 @@
-"""FedV (split learning on a pre-trained ViT): the body stays at the server, each client has a small head and tail.
+"""FedV (split learning on a pre-trained ViT): the body stays at the server, and each client has a small head and tail.
 
-During a round the body is fixed and clients train head and tail through it; after the round it takes one step along the
-mean gradient of their last batches. Every `fedround` rounds heads and tails are averaged.
-Departs from the paper: cut=B puts tokens and positions with the client and the final norm in the tail, which the paper
+During a round, the body is fixed and clients train head and tail through it; after the round, it takes one step along
+the mean gradient of their last batches. Heads and tails are averaged every `fedround` rounds.
+Departs from the paper: cut=B puts tokens and positions at the client and the final norm in the tail, which the paper
 leaves open; cut=A is FESTA's. init=pretrained keeps the pre-trained head (the paper draws it at random: init=random).
 Heads and tails are averaged after rounds 1, 21, 41, ... (the paper counts from 0), and all clients get the average
-(receives=sampled: only those of that round). Only the class token's row of the body's output crosses.
+(with receives=sampled, only those of that round). Of the body's output, only the class token's row is sent.
 """
 
 from typing import Annotated, Literal

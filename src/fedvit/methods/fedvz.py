@@ -1,9 +1,9 @@
-"""FedVZ: FedV whose body learns without gradients, from two losses on either side of its weights (SPSA).
+"""FedVZ: FedV with a body that learns without gradients, from two losses on either side of its weights (SPSA).
 
-The server moves the body along a random direction and back, each client says what loss its last batch has on
-both sides, and the difference is the slope along that direction. `draws` directions are averaged.
+The server moves the body forward and backward along a random direction, each client reports the loss of its last batch
+on both sides, and the difference gives the slope along that direction. `draws` directions are averaged.
 Departs from the paper: as FedV. Directions are drawn per client. The head still learns through the body's gradient at
-its input, as the paper's algorithm says; black_box=true needs none: the head then stays as it is and only the tail
+its input, as the paper's algorithm says; black_box=true needs none: the head then stays as it is, and only the tail
 learns by gradient.
 """
 

@@ -1,8 +1,8 @@
 """FESTA (Park et al. 2021): U-shaped split learning; the body learns at every step from the mean over the clients.
 
 Departs from the paper: its head is a DenseNet; here it is the ViT's patch embedding (cut=A), as in FedV's comparison.
-The body starts from the pre-trained weights, where there are any; in FedV's comparison it starts from scratch. Its Adam
-has the clients' rate unless `server_lr` is given. Clients with more batches go on when others are done.
+The body starts from the pre-trained weights if there are any; in FedV's comparison it starts from scratch. Its Adam
+uses the clients' learning rate unless you set `server_lr`. Clients with more batches continue when others are done.
 """
 
 from typing import Literal

@@ -1,11 +1,11 @@
 """FeSViBS (Almalik et al. 2023): features leave the body after a random block, through a common block of convolutions.
 
-Each round and client draws a number of blocks, 1 to `blocks`; patch tokens pass them and become one token by
-convolution, which the client's tail classifies. Bodies are copied per client and averaged after the round; heads and
-tails are averaged every `fedround` rounds.
+For each round and client, a number of blocks from 1 to `blocks` is drawn; patch tokens pass through them, and a
+convolution turns them into one token, which the client's tail classifies. Each client has its own copy of the body, and
+the copies are averaged after the round; heads and tails are averaged every `fedround` rounds.
 Departs from the paper: the head is the ViT's patch embedding, not a ResNet. `blocks` defaults to half of them, 6 of 12.
-A client is tested with the block it drew last in training, as in the authors' code; one that never trained with the
-last. No noise is added to the features.
+A client is tested with the block it drew last in training, as in the authors' code; a client that never trained, with
+the last block. No noise is added to the features.
 """
 
 from fedvit.core.settings import Count, NotNegative, Whole

@@ -1,12 +1,13 @@
 """HeteroFL (Diao et al. 2021): every client trains the top-left part of each weight, as wide as its device allows.
 
-A number of the model is the unweighted mean over the clients that hold it. `rates` are the widths: a list that is dealt
-out to the clients in turn, or name=rate for each of them; a client that never trains has the first. `scaler` divides
-hidden outputs by the rate in training; `masking` zeroes the logits of classes that a client lacks, and averages a
-class's row of the classifier over the clients that have it, for which they tell the server their classes.
-Departs from the paper: half of the clients at 1/2 unless told otherwise (a choice of ours). Running statistics of batch
-normalisation are averaged like weights, not gathered by extra passes (static batch normalisation). In a ViT heads stay
-and get narrower, and the residual stream is as wide as all of them; tokens and positions are not scaled.
+Each number of the model is the unweighted mean over the clients that hold it. `rates` are the widths: either a list,
+whose values are given to the clients in turn, or name=rate for each client; a client that never trains has the first
+rate. `scaler` divides hidden outputs by the rate in training. `masking` zeroes the logits of classes that a client
+lacks, and averages a class's row of the classifier over the clients that have the class, which they tell the server.
+Departs from the paper: half of the clients have rate 1/2 by default (our choice). Running statistics of batch
+normalization are averaged like weights, not gathered by extra passes (static batch normalization). In a ViT, the number
+of heads stays and each gets narrower, and the residual stream is as wide as all heads together; tokens and positions
+are not scaled.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Model editing: one model with a single layer of another, layer by layer, without computing anything twice."""
+"""Model editing: replace one layer of a model at a time with another model's, without computing anything twice."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,24 +25,24 @@ PROBE_BATCH = 32
 
 @dataclass(frozen=True)
 class Layer:
-    """A module and its trainable weights, float buffers included."""
+    """A module and its trainable weights, including float buffers."""
 
     name: str
     tensors: tuple[str, ...]
 
 
 def layers_of(module: nn.Module, trainable: Collection[str], rule: Rule = "leaves") -> list[Layer]:
-    """The layers that may be edited, in model order.
+    """List the layers that can be edited, in model order.
 
-    `leaves`: every module below the model itself that owns trainable weights, the classifier included. `norms`: only
-    the normalisation layers among them. `resnet54`: the 54 layers that PFedEdit's authors count in ResNet18, some
-    without weights and some inside others.
+    `leaves`: every module below the model itself that owns trainable weights, including the classifier. `norms`: only
+    the normalization layers among them. `resnet54`: the 54 layers that PFedEdit's authors count in ResNet18, some of
+    which have no weights and some of which lie inside others.
     """
     if rule == "resnet54":
         named = {path: [n for n in state_names(module) if n.startswith(path + ".")] for path in resnet54(module)}
         found = [Layer(path, tuple(n for n in names if n in trainable)) for path, names in named.items()]
         if not any(layer.tensors for layer in found):
-            raise UserError("none of the 54 layers is trained by this tune, which leaves nothing to edit: use full")
+            raise UserError("this tune trains none of the 54 layers, which leaves nothing to edit: use --tune full")
         return [layer for layer in found if layer.tensors or not named[layer.name]]
     owned: dict[str, list[str]] = {path: [] for path, _ in module.named_modules() if path}
     for name in state_names(module):
@@ -51,7 +51,7 @@ def layers_of(module: nn.Module, trainable: Collection[str], rule: Rule = "leave
     if rule == "norms":
         owned = {path: names for path, names in owned.items() if isinstance(module.get_submodule(path), NORMS)}
         if not any(owned.values()):
-            raise UserError("no normalisation layer is trained here, which leaves nothing to edit: use layers=leaves")
+            raise UserError("no normalization layer is trained, which leaves nothing to edit: use layers=leaves")
     return [Layer(path, tuple(names)) for path, names in owned.items() if names]
 
 
@@ -65,7 +65,7 @@ def resnet54(module: nn.Module) -> list[str]:
 
 
 def _units_of(module: nn.Module) -> list[nn.Module]:
-    """The blocks that a model is a chain of; none where we do not know them."""
+    """List the blocks that form the model's chain, or none if we do not know them."""
     if hasattr(module, "blocks"):
         return list(module.blocks.children())  # type: ignore[union-attr]
     from timm.models import resnet as timm_resnet
@@ -77,7 +77,7 @@ def _units_of(module: nn.Module) -> list[nn.Module]:
 
 @torch.no_grad()
 def edited_logits(client: Client, base: Tree, other: Tree, layers: Sequence[Layer]) -> Tensor:
-    """Logits (layers, probe images, classes) of `base` with one layer at a time taken from `other`."""
+    """Compute logits (layers, probe images, classes) of `base` with one layer at a time taken from `other`."""
     parts = []
     with holding(client, base) as predict:
         for x, _ in probe_batches(client):
@@ -87,31 +87,31 @@ def edited_logits(client: Client, base: Tree, other: Tree, layers: Sequence[Laye
                 for number in sorted(range(len(layers)), key=lambda i: starts[i] or (0, 0)):
                     start, names = starts[number], layers[number].tensors
                     if not names:
-                        continue  # nothing to take over
+                        continue  # nothing to exchange
                     if start is not None:
-                        # Not around the edits: it would keep casts of unedited weights.
+                        # Autocast must not enclose the edits, because it would keep casts of unedited weights.
                         with client.settings.autocast():
                             replay.reach(start[0])
                     load_(client.live, tree.pick(other, names))
-                    logits[number] = replay.run_from(start or (0, 0))  # torch's fused layers are not seen called
+                    logits[number] = replay.run_from(start or (0, 0))  # None: a fused layer hid the call
                     load_(client.live, tree.pick(base, names))
                 parts.append(torch.stack(logits).float().cpu())
     return torch.cat(parts, dim=1)
 
 
 def probe_batches(client: Client) -> Iterator[Batch]:
-    """The probe images in their fixed order."""
+    """Iterate over the probe images in their fixed order."""
     return image_batches(client.data, client.data.probe, PROBE_BATCH, client.inputs, client.settings.device)
 
 
-Position = tuple[int, int]  # number of an outer call, and of an inner one inside it
+Position = tuple[int, int]  # number of an outer call, and of an inner call inside it
 
 
 class Replay:
-    """A forward pass as a list of calls, so that it can begin again at any of them.
+    """A forward pass recorded as a list of calls, so that it can restart at any of them.
 
     Outer calls are those of units (blocks) and of the layers outside them; their outputs are kept. Inner calls are
-    those of the layers inside a unit; only the unit that is being edited keeps theirs.
+    those of the layers inside a unit; their outputs are kept only for the unit that is being edited.
     """
 
     def __init__(self, module: nn.Module, forward: Callable[[], Tensor]):
@@ -119,7 +119,7 @@ class Replay:
         self.units = set(_units_of(module))
         self.outer: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
         self.inner: list[Any] = []  # outputs inside unit `reached`
-        self.first: dict[nn.Module, Position] = {}  # where each layer is called first
+        self.first: dict[nn.Module, Position] = {}  # first call of each layer
         self.depth, self.count, self.inner_count = 0, 0, 0
         self.reached = -1
         self.mode: Literal["record", "record unit", "replay"] = "record"
@@ -128,7 +128,7 @@ class Replay:
 
     @contextmanager
     def watching(self) -> Iterator["Replay"]:
-        """Every layer and unit under watch, and the plain pass recorded."""
+        """Watch every layer and unit, and record the plain pass."""
         layers = {m for p, m in self.module.named_modules() if p and (_owns(m) or not any(m.children()))}
         overridden = {m: m.__dict__.get("forward") for m in layers | self.units}
         try:
@@ -144,9 +144,9 @@ class Replay:
                     part.forward = forward
 
     def start_of(self, name: str) -> Position | None:
-        """Where a layer, or the first layer inside a container, is called first; None if never.
+        """Find the first call of a layer, or of the first layer inside a container; None if it is never called.
 
-        A layer inside a module that is watched as a whole is called where that one is.
+        A layer inside a module that is watched as a whole counts as called where that module is.
         """
         members = [self.first[m] for m in self.module.get_submodule(name).modules() if m in self.first]
         while not members and "." in name:
@@ -156,7 +156,7 @@ class Replay:
         return min(members, default=None)
 
     def reach(self, outer: int) -> None:
-        """Make the outputs inside this unit ready."""
+        """Record the outputs inside this unit, unless they are already recorded."""
         part, args, kwargs, _ = self.outer[outer]
         if outer != self.reached:
             self.reached, self.inner, self.mode = outer, [], "record unit"
@@ -166,7 +166,7 @@ class Replay:
                 self.depth = 0
 
     def run_from(self, start: Position) -> Tensor:
-        """The pass with everything before `start` taken from the record."""
+        """Run the pass with everything before `start` taken from the record."""
         self.mode, self.resume, self.count = "replay", start, 0
         return self.forward()
 
@@ -177,7 +177,7 @@ class Replay:
         number = self.count
         self.count += 1
         if self.mode == "replay" and number < self.resume[0]:
-            return _copied(self.outer[number][3])  # a copy: the network may write into it
+            return _copied(self.outer[number][3])  # a copy, because the network may write into it
         self.first.setdefault(part, (number, 0))
         self.depth, self.inner_count = (1, 0) if part in self.units else (2, 0)
         output = self.originals[part](*args, **kwargs)
@@ -204,7 +204,7 @@ class Replay:
 
 
 def _copied(output: Any) -> Any:
-    """A layer's output, of whatever structure, with its tensors cloned."""
+    """Clone the tensors in a layer's output, whatever its structure."""
     return tree_map_only(Tensor, torch.clone, output)
 
 

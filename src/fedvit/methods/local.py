@@ -1,6 +1,7 @@
 """Local: every client trains alone and nothing is sent; the baseline that every gain is measured against.
 
-Departs from the paper: nothing. As in FedPerfix a client trains only when sampled; schedule=every_round trains all.
+Departs from the paper: nothing. As in FedPerfix, a client trains only when it is sampled; with schedule=every_round,
+all clients train in every round.
 """
 
 from typing import Literal

@@ -1,7 +1,7 @@
-"""MiniBatch-SFL (Huang et al. 2023): clients' parts as in FedAvg, the server's by mini-batch SGD over all clients.
+"""MiniBatch-SFL (Huang et al. 2023): FedAvg for the clients' parts, mini-batch SGD over all clients for the server's.
 
-At every step the server takes one step along the mean gradient of all clients' batches; labels go to the server.
-Departs from the paper: read from its abstract and a summary. `block` blocks are the client's.
+For every batch, the server takes one step along the mean gradient of all clients' batches; labels go to the server.
+Departs from the paper: written from its abstract and a summary. The client holds the first `block` blocks.
 """
 
 from fedvit.core.settings import NotNegative

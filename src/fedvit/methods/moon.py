@@ -1,6 +1,6 @@
-"""MOON (Li et al. 2021): a contrastive loss pulls features to the global model's and away from the client's last one.
+"""MOON (Li et al. 2021): a contrastive loss pulls features to the global model's, away from the client's last model's.
 
-Departs from the paper: nothing; projection=0 leaves out its projection head. The last model is that of the client's
+Departs from the paper: nothing. projection=0 leaves out its projection head. The last model is that of the client's
 last participation, and the initial one before its first.
 """
 
@@ -21,7 +21,7 @@ from fedvit.models.plugins.specs import Projection
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
-    """-log of the softmax weight of `near` against `far` in cosine similarity."""
+    """Return -log of the softmax weight of `near` against `far`, by cosine similarity."""
     similar = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)], dim=1) / tau
     return F.cross_entropy(similar.float(), torch.zeros(len(z), dtype=torch.int64, device=z.device))
 
@@ -59,5 +59,5 @@ def plan(mu: NotNegative = 1.0, tau: Positive = 0.5, projection: Whole = 256) ->
         remembers=lambda module, trainable: {"last": trainable},
         passes=lambda epochs: (
             5 / 3
-        ),  # forward and backward count as three forward passes; the two other models add one each
+        ),  # a forward and backward pass counts as three forward passes; the two other models add one each
     )

@@ -1,8 +1,8 @@
-"""PartialFed-Fix (Sun et al. 2021): everything is sent and averaged, but a client takes over only part of it.
+"""PartialFed-Fix (Sun et al. 2021): everything is sent and averaged, but a client adopts only part of it.
 
-Departs from the paper: read from its abstract and two summaries. What is kept are the normalisation layers and the
-classifier (`keep`, layer groups), from the client's model after its last training. The adaptive variant, whose policy
-could not be verified, is not here.
+Departs from the paper: written from its abstract and two summaries. A client keeps the normalization layers and the
+classifier (`keep`, layer groups) of its model after its last training. The adaptive variant, whose policy could not be
+verified, is not implemented.
 """
 
 from functools import partial

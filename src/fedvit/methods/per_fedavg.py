@@ -1,11 +1,12 @@
-"""Per-FedAvg (Fallah et al. 2020), first order: the shared model learns to be good after one local step.
+"""Per-FedAvg (Fallah et al. 2020), first order: the shared model learns to perform well after one local step.
 
-Each batch is twice the run's: one gradient step on its first half, and the gradient of its second half there moves the
-weights from before that step. Tested after `eval_steps` such steps on training batches, which are then forgotten.
-Departs from the paper: first order. The inner step is plain SGD at the run's rate (FedPerfix's code: beta = rate =
-0.001); the outer one is the run's optimiser at beta. A last batch without a second half moves nothing, and a client
-with fewer images than two batches halves all it has. So a step costs twice FedAvg's and an epoch as much as FedAvg's,
-with half the steps. A beta or eval_lr that is given does not follow train.schedule.
+Each batch has twice the run's batch size: the client takes a gradient step on the first half, and the gradient of the
+second half at that point moves the weights from before the step. Clients are tested after `eval_steps` gradient
+steps on training batches, whose result is then discarded.
+Departs from the paper: first order. The inner step is plain SGD at the run's learning rate (FedPerfix's code: beta =
+rate = 0.001); the outer one is the run's optimizer at beta. A last batch without a second half changes nothing, and a
+client with fewer images than two batches halves all it has. So a step costs twice as much as FedAvg's and an epoch as
+much as FedAvg's, with half the steps. If you set beta or eval_lr, it does not follow train.schedule.
 """
 
 import itertools
@@ -21,7 +22,7 @@ from fedvit.core.tree import Tree
 
 
 def _step(weights: Tree, slope: Tree, lr: float) -> Tree:
-    """One step of plain SGD."""
+    """Take one step of plain SGD."""
     return {**weights, **{name: weights[name].detach() - lr * g for name, g in slope.items()}}
 
 
@@ -30,7 +31,7 @@ def _meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
     size = min(2 * client.settings.batch, len(client.data.train))
     half = max(1, size // 2)
     with training(client, client.roles.trainable, size=size) as batches:
-        least = 2 if learns_statistics(client.module) else 1  # batch normalisation cannot do with one image
+        least = 2 if learns_statistics(client.module) else 1  # batch normalization needs more than one image
         for x, y in batches:
             if len(y) < half + least or half < least:
                 continue
@@ -47,7 +48,7 @@ def _meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
 def _after_steps(client: Client, down: Payload, lr: float | None, steps: int) -> Mapping[str, Tree]:
     device = client.settings.device
     weights = {name: tensor.to(device, copy=True) for name, tensor in overwrite(client, down).items()}
-    epochs = -(-steps * client.settings.batch // len(client.data.train))  # enough passes for so many batches
+    epochs = -(-steps * client.settings.batch // len(client.data.train))  # enough epochs for this many batches
     with training(client, client.roles.trainable, epochs=epochs, tag="finetune") as batches:
         for x, y in itertools.islice(batches, steps):
             _, slope = gradient(client, weights, x, y)

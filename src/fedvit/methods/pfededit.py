@@ -1,11 +1,12 @@
-"""PFedEdit (Yuan et al. 2024): each client chooses by model editing which layers of its last model to put back.
+"""PFedEdit (Yuan et al. 2024): each client uses model editing to choose which layers of its last model to restore.
 
-Every layer of the received model is exchanged alone for the client's own and tried on held-out probe images; the best
-k stay. Everything is trained, sent and averaged; the choice is sent as a mask. Tested as edited.
-Departs from the paper: nothing; its released code does something else (nested layers are never exchanged, and the
-probe images are shuffled between the two predictions that are compared). Ties fall to the larger mean effect, then to
-the earlier layer. flexible=false keeps the first choice: probe images are tried at a client's first editing only.
-layers=resnet54 counts layers as its code does, layers=norms edits normalisation layers only (its Figure 2).
+Each layer of the received model is replaced, one at a time, with the client's own and tried on held-out probe images;
+the best k replacements stay. Everything is trained, sent and averaged; the choice is sent as a mask. Clients are tested
+with the edited model.
+Departs from the paper: nothing, but its released code does something else (nested layers are never exchanged, and the
+probe images are shuffled between the two predictions that are compared). Ties go to the larger mean effect, then to
+the earlier layer. flexible=false keeps the first choice: probe images are tried only at a client's first editing.
+layers=resnet54 counts layers as its code does; layers=norms edits only normalization layers (its Figure 2).
 """
 
 import math
@@ -36,7 +37,7 @@ Metric = Literal["prediction_list", "te", "loss", "accuracy", "random"]
 
 @dataclass(frozen=True)
 class Size:
-    """How many layers: k of them, or a share of all, rounded up."""
+    """How many layers to restore: k of them, or a share of all, rounded up."""
 
     k: int | None
     ratio: float
@@ -46,7 +47,7 @@ class Size:
 
 
 def ranking(logits: Tensor, own: Tensor, y: Tensor, metric: Metric) -> list[int]:
-    """Layers, best first, from logits (layers, images, classes) of the edits and (images, classes) of the own model."""
+    """Rank layers, best first, by logits (layers, images, classes) of edits and (images, classes) of the own model."""
     edited, alone = (F.log_softmax(v.double(), dim=-1) for v in (logits, own))
     chance = edited.exp().gather(-1, y.expand(len(edited), -1).unsqueeze(-1)).squeeze(-1)
     before = alone.exp().gather(-1, y.unsqueeze(-1)).squeeze(-1)
@@ -66,7 +67,7 @@ def ranking(logits: Tensor, own: Tensor, y: Tensor, metric: Metric) -> list[int]
 
 
 def choose(client: Client, received: Tree, last: Tree, k: int, metric: Metric, rule: Rule) -> list[int]:
-    """The k layers to put back, in model order."""
+    """Choose the k layers to restore, in model order."""
     layers = layers_of(client.module, client.roles.trainable, rule)
     if metric == "random":
         return sorted(torch.randperm(len(layers), generator=client.rng("edit"))[:k].tolist())
@@ -127,7 +128,7 @@ def plan(
         return [layer.name for layer in layers_of(module, roles.trainable, layers)]
 
     def probe_passes(client: Client) -> int:
-        """One of the client's last model, and one of every edit that changes something."""
+        """Count the passes: one of the client's last model, and one of every edit that changes something."""
         if k == 0 or metric == "random":
             return 0
         return 1 + sum(bool(layer.tensors) for layer in layers_of(client.module, client.roles.trainable, layers))

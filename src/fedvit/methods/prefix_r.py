@@ -1,4 +1,4 @@
-"""Prefix-R (FedPerfix, Table 6): Prefix-Z with a random start.
+"""Prefix-R (FedPerfix, Table 6): Prefix-Z with a random initialization.
 
 Departs from the paper: as Prefix-Z.
 """

@@ -1,7 +1,7 @@
-"""Prefix-Z (FedPerfix, Table 6): a vanilla prefix without bottleneck, zero at the start; prefix and head personal.
+"""Prefix-Z (FedPerfix, Table 6): a personal prefix without bottleneck that starts at zero; the head is personal too.
 
-Departs from the paper: added to keys and values as one linear map of the block's input (the code); combine=concat
-uses `tokens` free rows beside them (the text). s is that of FedPerfix; the paper does not give one.
+Departs from the paper: the prefix is one linear map of the block's input, added to keys and values (as in the code);
+combine=concat concatenates `tokens` free rows with them (as in the text). s is that of FedPerfix; the paper gives none.
 """
 
 from typing import Literal

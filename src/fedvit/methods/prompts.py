@@ -1,6 +1,6 @@
-"""Personal prompts (FedPerfix, Table 6): free tokens before every block and the head are personal.
+"""Personal prompts (FedPerfix, Table 6): the head and the learned tokens before every block are personal.
 
-Departs from the paper: deep prompts as in its code (the text could mean shallow ones); 10 tokens, dropout 0.1.
+Departs from the paper: prompts are deep, as in its code (the text could mean shallow ones); 10 tokens, dropout 0.1.
 """
 
 from typing import Literal

@@ -1,9 +1,9 @@
-"""SCAFFOLD (Karimireddy et al. 2020): control variates take the drift of each client out of its gradients.
+"""SCAFFOLD (Karimireddy et al. 2020): control variates remove the drift of each client from its gradients.
 
-Departs from the paper: a client's new control is the mean of the gradients it saw in the round. Under plain SGD that
-is the paper's option II to the letter; under momentum and Adam, where option II's formula is no gradient any more, it
-still is one. Weights are averaged without regard to sizes, as printed. Running statistics of batch normalisation are
-averaged, whatever server_lr is. A client that could take no step keeps its control.
+Departs from the paper: a client's new control is the mean of the gradients it saw in the round. With plain SGD, that
+is exactly the paper's option II; with momentum and Adam, where option II's formula no longer gives a gradient, it
+still is one. Weights are averaged regardless of dataset sizes, as printed. Running statistics of batch normalization
+are averaged, whatever server_lr is. A client that could not take a step keeps its control.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,8 @@
-"""SplitFed V1 (Thapa et al. 2022): clients hold the lower blocks, the server a copy of the rest for each of them.
+"""SplitFed V1 (Thapa et al. 2022): clients hold the lower blocks, and the server a copy of the rest for each client.
 
-Labels go to the server. Copies and clients' parts are averaged after every round, without regard to sizes.
-Departs from the paper: the server's Adam is made anew every round, a client's goes on from round to round (the released
-code makes both anew every batch); clients are tested after averaging. `block` blocks are the client's.
+Labels go to the server. The copies and the clients' parts are averaged after every round, regardless of dataset sizes.
+Departs from the paper: the server's Adam starts afresh every round, and a client's continues from round to round (in
+the released code, both start afresh every batch); clients are tested after averaging. The client holds `block` blocks.
 """
 
 from fedvit.core.settings import NotNegative

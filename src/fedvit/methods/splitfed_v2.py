@@ -1,4 +1,4 @@
-"""SplitFed V2 (Thapa et al. 2022): as V1, with one model at the server that serves client after client.
+"""SplitFed V2 (Thapa et al. 2022): like V1, but with one model at the server that serves the clients one by one.
 
 Departs from the paper: as V1. Clients take turns in random order; the server's Adam keeps its state.
 """

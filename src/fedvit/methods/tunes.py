@@ -1,4 +1,4 @@
-"""What is trained at all: every tune by name, with the rate that FedPEFT publishes for it."""
+"""Which weights are trained: every tune by name, with the learning rate that FedPEFT publishes for it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fedvit.models.plugins.specs import Adapter, Init, Lora, Prefix, Prompt
 
 @dataclass(frozen=True)
 class Tune:
-    """The trainable weights of the backbone, and the plugins that come with the tune. The head is always trained."""
+    """The trainable weights of the backbone, and the plugins that the tune adds; the head is always trained."""
 
     name: str
     trainable: Selector
@@ -24,27 +24,27 @@ class Tune:
 
 
 def full() -> Tune:
-    """Everything is trained."""
+    """Train everything."""
     return Tune("full", everything, 1e-3)
 
 
 def _head_only() -> Tune:
-    """The classifier alone."""
+    """Train only the classifier."""
     return Tune("head", head, 5e-3)
 
 
 def bias() -> Tune:
-    """Every bias of the backbone, LayerNorm's included (FedPEFT-Bias)."""
+    """Train every bias of the backbone, including those of LayerNorm (FedPEFT-Bias)."""
     return Tune("bias", biases, 1e-2)
 
 
 def adapter(width: Count | None = None, per_layer: bool = False, activation: Literal["gelu", "tanh"] = "gelu") -> Tune:
-    """One adapter for all blocks, or one per block (FedPEFT-Adapter)."""
+    """Train one adapter for all blocks, or one per block (FedPEFT-Adapter)."""
     return Tune("adapter", group("adapter"), 5e-3, (Adapter(width, activation, per_layer),))
 
 
 def prompt(tokens: Count = 10, dropout: Share = 0.0, init: Literal["uniform", "zero"] = "uniform") -> Tune:
-    """Free tokens before every block (FedPEFT-Prompt)."""
+    """Train extra tokens before every block (FedPEFT-Prompt)."""
     return Tune("prompt", group("prompt"), 1e-2, (Prompt(tokens, dropout, init),))
 
 
@@ -54,17 +54,17 @@ def prefix(
     init: Init = "auto",
     combine: Literal["add", "concat"] = "add",
 ) -> Tune:
-    """FedPerfix's side adapters on frozen attention."""
+    """Train FedPerfix's side adapters on frozen attention."""
     return Tune("prefix", group("prefix"), 1e-2, (Prefix(bottleneck, s, init, combine),))
 
 
 def lora(rank: Count = 8, alpha: Positive = 16.0) -> Tune:
-    """A low-rank change of the query, key and value projections."""
+    """Train a low-rank change of the query, key and value projections (LoRA)."""
     return Tune("lora", group("lora"), 1e-2, (Lora(rank, alpha),))
 
 
 def _layer_groups(names: str) -> Tune:
-    """Layer groups by name, such as norm,attn."""
+    """Train the layer groups of these names, such as norm,attn."""
     return Tune(names, groups(names), 1e-3)
 
 
@@ -77,20 +77,20 @@ TUNES: dict[str, Callable[..., Tune]] = {
     "prefix": prefix,
     "lora": lora,
 }
-SCRATCH_LR = 1e-2  # everything trained from random weights (FedPEFT's "Scratch", FedPerfix)
+SCRATCH_LR = 1e-2  # for training everything from random weights (FedPEFT's "Scratch", FedPerfix)
 
 
 def make_tune(table: Mapping[str, Any]) -> Tune:
-    """The tune of a [tune] table: one by name, or layer groups."""
+    """Make the tune of a [tune] table, which names a tune or layer groups."""
     name = table["name"]
     options = {key: value for key, value in table.items() if key != "name"}
     return TUNES[name](**options) if name in TUNES else _layer_groups(name)
 
 
 def trainable_names(model: nn.Module, tune: Tune, method_plugins: tuple[Plugin, ...]) -> set[str]:
-    """What the tune trains in this model, the head, and all plugins of the method.
+    """List what is trained in this model: what the tune trains, the head, and all plugins of the method.
 
-    A float buffer goes with the module that owns it: it moves if any weight of that module is trained.
+    A float buffer follows the module that owns it: it changes if any weight of that module is trained.
     """
     chosen = tune.trainable.names(model) | head.names(model)
     for plugin in method_plugins:
