@@ -198,7 +198,7 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         views=lambda client, down: {
             "personal": tree.overlay(client.initial, {} if "auxiliary" in down.trees else down.trees["shared"])
         },
-        not_between_sites="sends residuals of training images, and their labels, to all sites: run it on one machine only",
+        not_between_sites="sends residuals of training images, and their labels, to all sites: run it on one machine",
         passes=lambda epochs: 3.0,
         costs=lambda client: {"nbytes_once_per_image": _nbytes_per_image(client)},
     )
