@@ -24,7 +24,7 @@ def grid(
     columns: Mapping[str, Tables] | None = None,
     targets: tuple[float, ...] = (),
 ) -> list[Case]:
-    """Make a case of every row in every column."""
+    """Make a case for every row in every column."""
     return [
         Case(row, column, settings_of(base, here, own), targets=targets)
         for column, here in (columns or {"": {}}).items()
@@ -33,12 +33,12 @@ def grid(
 
 
 def panels(base: Tables, rows: Mapping[str, Mapping[str, Tables]]) -> list[Case]:
-    """Make the cases of columns that have rows of their own."""
+    """Make the cases for columns that have rows of their own."""
     return [case for column, own in rows.items() for case in grid(base, own, {column: {}})]
 
 
 def of_table(*tables: Table, targets: Mapping[str, tuple[float, ...]] | None = None) -> list[Case]:
-    """Make a case of every cell of published tables, column by column; a single column needs no name."""
+    """Make a case for every cell of published tables, column by column; a single column needs no name."""
     cells = [(column, name, value, settings) for t in tables for name, column, value, settings, _ in rows_of(t)]
     names = list(dict.fromkeys(column.words for column, *_ in cells))
     found = [

@@ -1,4 +1,4 @@
-"""A study's cells as experiments: which grid it takes, and the row of runs that fills each cell.
+"""A study's cells as experiments: which grid the study uses, and the row of runs that fills each cell.
 
 Cells with the same settings share a row.
 """
@@ -34,7 +34,7 @@ class Cell:
 
 
 def choose_grid(study: Study, *, paper: bool, data: str | None, folder: Path | None) -> tuple[Which, Sequence[Case]]:
-    """Choose the published grid, or the small one: on pre-trained weights if they are there, else on digits."""
+    """Choose the published grid, or the small one: on pre-trained weights if they are there, otherwise on digits."""
     if paper:
         return "paper", study.paper
     if study.pretrained is not None and data != "digits" and has_weights(folder):
@@ -52,7 +52,7 @@ def default_seeds(study: Study, which: Which) -> list[int]:
 def make_cells(
     cases: Sequence[Case], seeds: Sequence[int], sets: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> list[Cell]:
-    """Resolve every case for every seed. Flags hold for all cells, and a `--set` for those that have its key."""
+    """Resolve every case for every seed; flags apply to all cells, and a `--set` to those that have its key."""
     cells: list[Cell] = []
     known: dict[str, Row] = {}
     used: set[str] = set()
@@ -88,7 +88,7 @@ def _refuse_equal_rows(cells: Sequence[Cell]) -> None:
 
 
 def study_folder(name: str, cells: Sequence[Cell]) -> Path:
-    """Name one folder for all studies of the same settings, so that finished rows are found again."""
+    """Name one folder for all studies with the same settings, so that finished rows are found again."""
     tables = [to_tables(cell.row.first) for cell in cells]
     for table in tables:
         table["run"].pop("seed")
@@ -102,7 +102,7 @@ def unique_rows(cells: Sequence[Cell]) -> list[Row]:
 
 
 def local_of(rows: Sequence[Row], row: Row, seed: int) -> Row | None:
-    """Find the row where the same clients train the same model alone; a row of that kind has none itself."""
+    """Find the row in which the same clients train the same model alone; such a row has none itself."""
 
     def place(other: Row) -> tuple[Any, ...]:
         e = other.experiments[seed]

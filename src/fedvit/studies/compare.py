@@ -1,4 +1,4 @@
-"""Comparisons: several rows on the same data, partition and seeds, with Local always among them."""
+"""Comparisons of several rows on the same data, partition and seeds, which always include Local."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ def make_rows(
     sets: Mapping[str, Any],
     flags: Mapping[str, Any],
 ) -> list[Row]:
-    """Make rows of METHOD[+TUNE] or of experiment files, over the base file; Local is added if it is missing."""
+    """Make rows from METHOD[+TUNE] or experiment files, on top of the base file; Local is added if it is missing."""
     under = read_tables(base) if base else {}
     made = [_make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
     if not any(row.is_local for row in made):
@@ -46,7 +46,7 @@ def make_rows(
 
 
 def _make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Row:
-    """Make one row. A `--set` for a method or tune goes to the rows that have its key."""
+    """Make one row; a `--set` for a method or tune applies to the rows that have its key."""
     named = dict(flags)
     is_file = text.endswith(".toml")
     if is_file:
@@ -59,7 +59,7 @@ def _make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str,
 
 
 def _check_same_data(first: Row, row: Row) -> None:
-    """Refuse rows that are not on the same images of the same clients."""
+    """Refuse rows that do not use the same images of the same clients."""
     for seed, experiment in row.experiments.items():
         other = first.experiments[seed]
         old, new = (
@@ -71,11 +71,11 @@ def _check_same_data(first: Row, row: Row) -> None:
         different = changed_settings(old, new)
         if different:
             words = ", ".join(f"{key} ({a} / {b})" for key, (a, b) in different.items())
-            raise UserError(f"rows must share data and split, but {first.label} and {row.label} differ in {words}")
+            raise UserError(f"rows must share data and partition, but {first.label} and {row.label} differ in {words}")
 
 
 def comparison_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
-    """Name one folder for all comparisons on the same settings, so that finished rows are found again."""
+    """Name one folder for all comparisons with the same settings, so that finished rows are found again."""
     experiment = rows[0].first
     tables = to_tables(experiment)
     tables["run"].pop("seed")
@@ -103,7 +103,7 @@ def local_row(rows: Sequence[Row]) -> Row:
 
 
 def _gain(run: Run, alone: Run) -> Mapping[str, Any]:
-    """Return a run's gain over Local; one that was run by itself does not know it, so it is measured here."""
+    """Return a run's gain over Local, measured here if the run was started on its own and does not know it."""
     told: Mapping[str, Any] | None = run.summary["gain_over_local"]
     if told is not None:
         return told
@@ -140,7 +140,7 @@ def _entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
 
 
 def save_comparison(path: Path, rows: Sequence[Row], entries: Sequence[Mapping[str, Any]]) -> None:
-    """Write the table with all that is needed to repeat it, as one JSON file for results/."""
+    """Write the table, with everything needed to repeat it, as one JSON file for results/."""
     tables = to_tables(local_row(rows).first)
     common = {table: dict(tables[table]) for table in tables if table not in ("method", "tune")}
     own = []

@@ -1,8 +1,8 @@
 """Every study by name: its question, its small and its published grid of runs, and how it is measured.
 
-A study is data, and `fedvit.studies.run` runs it. `digits` is its grid on the embedded digits, `paper` the published
-one. `pretrained` is its grid on real images and a ViT-Tiny pre-trained on ImageNet; it replaces `digits` if the data
-folder has both. Importing this module is quick, so that listing the studies is: it does not load PyTorch.
+A study is data, and `fedvit.studies.run` runs it. `digits` is its grid on the embedded digits, and `paper` is the
+published one. `pretrained` is its grid on real images with a ViT-Tiny pre-trained on ImageNet; it replaces `digits` if
+the data folder has both. This module does not load PyTorch, so that listing the studies is fast.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ Kind = Literal["accuracy", "choose", "target", "cost", "features"]
 class Study:
     """A question, and the runs that answer it.
 
-    Of the kinds, `choose` marks the best row of every column on validation images, `target` measures what it costs to
-    reach given accuracies, `cost` trains nothing, and `features` draws what the models see.
+    The kind `choose` marks the best row of every column on validation images, `target` measures what it costs to reach
+    given accuracies, `cost` trains nothing, and `features` draws what the models see.
     """
 
     asks: str
@@ -98,7 +98,7 @@ STUDIES: dict[str, Study] = {
         source="FedPerfix, Table 4",
         kind="accuracy",
         view="personal",
-        columns="clients, and share a round",
+        columns="clients, and share per round",
         digits=grid(
             small.DIGITS,
             small.TABLE4_ROWS,
@@ -353,7 +353,7 @@ def studies_table() -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("study", "question", "mirrors"):
         table.add_column(name, overflow="fold")
-    for name in ("runs,\nat most", "minutes of\none core"):
+    for name in ("runs,\nat most", "minutes on\none core"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, study in STUDIES.items():
         digits, weights = study.minutes
@@ -363,8 +363,8 @@ def studies_table() -> Table:
         minutes = f"{digits:g}" if weights is None else f"{digits:g} / {weights:g}"
         table.add_row(name, study.asks, study.source, runs, minutes)
     table.caption = (
-        "where there are two numbers, the second is on pre-trained weights, if the data folder has them; minutes are "
-        "estimates; --workers 2 shares the work over two cores"
+        "of two numbers, the second is for pre-trained weights, which are used if the data folder has them; minutes "
+        "are estimates; --workers 2 divides the work over two cores"
     )
     table.caption_justify = "left"
     return table

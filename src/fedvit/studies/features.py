@@ -1,4 +1,4 @@
-"""What models see: the features before the classifier, _embedded in two dimensions by t-SNE."""
+"""What models see: the features before the classifier, embedded in two dimensions by t-SNE."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -72,7 +72,7 @@ def _server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple
         run.folder / "checkpoint", ClientStore(run.folder / "checkpoint", in_ram=False), clean=False
     )
     if server is None:
-        raise UserError(f"{run.folder} has no checkpoint, which the features come from: run it first")
+        raise UserError(f"{run.folder} has no checkpoint, from which the features are computed: run it first")
     client = worker.client(POOLED, server.round, {})
     with holding(client, server.shared):
         return _features_of(client.module, client.data, shown, net), worker.labels[shown]
@@ -91,7 +91,7 @@ def _client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Itera
 
 @torch.no_grad()
 def _features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) -> Tensor:
-    """Return what enters the classifier, (images, dim); a model with two classifiers has that of the first."""
+    """Return what enters the classifier, (images, dim); of a model with two classifiers, what enters the first."""
     model.eval()
     parts = []
     with tapped(model) as tap:
@@ -103,7 +103,7 @@ def _features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) 
 
 
 def _embedded(features: Array, seed: int) -> Array:
-    """Run t-SNE in two dimensions, on one thread because the number of threads changes float sums."""
+    """Run t-SNE in two dimensions, on one thread because the number of threads changes floating-point sums."""
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
@@ -116,7 +116,7 @@ def _embedded(features: Array, seed: int) -> Array:
 
 
 def _silhouette(features: Array, labels: Array) -> float:
-    """Measure how much nearer images lie to their own class than to the next: 1 is far apart, 0 is mixed."""
+    """Measure how much closer images lie to their own class than to the next: 1 is far apart, 0 is mixed."""
     from sklearn.metrics import silhouette_score
 
     return float(silhouette_score(features, labels)) if 1 < len(np.unique(labels)) < len(labels) else float("nan")

@@ -1,4 +1,4 @@
-"""Studies as pictures."""
+"""Pictures of studies."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ MARKERS = "osD^vP*Xph"
 
 
 def _plain(axes: Axes) -> None:
-    """Draw a quiet grid and no frame."""
+    """Draw a light grid and no frame."""
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -25,7 +25,7 @@ def _plain(axes: Axes) -> None:
 
 
 def _finish(figure: Any, path: Path, title: str) -> None:
-    """Add the title and save the picture; it names no software, so that its bytes depend on nothing else."""
+    """Add the title and save the picture, without the software's name, so that its bytes depend only on the content."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
     figure.tight_layout()
     figure.savefig(path, dpi=130, metadata={"Software": None}, bbox_inches="tight")
@@ -62,7 +62,7 @@ def draw_columns(content: Content, study: Study, path: Path, title: str) -> None
 
 
 def draw_chosen(content: Content, study: Study, path: Path, title: str) -> None:
-    """Draw a panel per column: the accuracy on validation images, which chooses, and that on test images."""
+    """Draw a panel per column: the accuracy on validation images, which decides, and that on test images."""
     columns = _names(content, "column")
     across = min(len(columns), 5)
     down = -(-len(columns) // across)
@@ -138,8 +138,8 @@ def draw_costs(content: Content, path: Path, title: str) -> None:
         (1e6, 1e6, 1e9),
         (
             "stored at a client, 10^6 numbers",
-            "sent one way a round, 10^6 numbers",
-            "training, 10^9 multiply-adds an image",
+            "sent one way per round, 10^6 numbers",
+            "training, 10^9 multiply-adds per image",
         ),
         strict=True,
     ):
@@ -157,7 +157,7 @@ def draw_costs(content: Content, path: Path, title: str) -> None:
 
 
 def draw_features(pictures: Mapping[str, Any], path: Path, title: str) -> None:
-    """Draw a panel per row: test images as points, coloured by class."""
+    """Draw a panel per row: test images as points, colored by class."""
     across = min(len(pictures), 3)
     down = -(-len(pictures) // across)
     figure, grid = plt.subplots(down, across, figsize=(3.4 * across + 1.2, 3.4 * down + 0.4), squeeze=False)

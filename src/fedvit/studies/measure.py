@@ -1,4 +1,4 @@
-"""The figures of a study: what finished runs reached and sent, what methods cost, and estimates beforehand."""
+"""The figures of a study: what finished runs reached and sent, what methods cost, and estimates in advance."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
 
 
 def _to_target(runs: Sequence[Run], view: str, target: float) -> dict[str, Any]:
-    """Measure the rounds until an accuracy is reached and the bytes sent by then; None unless every seed reaches it."""
+    """Measure the rounds and bytes that it takes to reach an accuracy; None unless every seed reaches it."""
     found = [_reached(run.rounds, view, target) for run in runs]
     rounds = [None if rows is None else rows[-1]["round"] for rows in found]
     sent = [None if rows is None else nbytes_of_run(rows) for rows in found]
@@ -77,7 +77,7 @@ def _reached(rows: Sequence[dict[str, Any]], view: str, target: float) -> Sequen
 
 
 def chosen(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Choose the best row of every column on validation images, and give the test accuracy of that row only."""
+    """Choose the best row of every column on validation images, and give the test accuracy of only that row."""
     best: dict[str, dict[str, Any]] = {}
     for cell, figure in zip(cells, found, strict=True):
         val, column = figure["val"], cell.case.column
@@ -87,7 +87,7 @@ def chosen(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[st
 
 
 def overall(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Average the accuracy over the columns, for rows that stand in all of them."""
+    """Average the accuracy over the columns, for rows that occur in all of them."""
     columns = {cell.case.column for cell in cells}
     by_row: dict[str, list[float]] = {}
     for cell, figure in zip(cells, found, strict=True):
@@ -101,8 +101,8 @@ def overall(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[s
 def resources(cell: Cell) -> dict[str, Any]:
     """Count what a row stores, computes and sends, exactly for this dataset and in FedPerfix's units.
 
-    Storage is the model and every copy of it that a client keeps. Training is one step, per image of FedAvg's batch.
-    Communication is one direction.
+    Storage counts the model and every copy of it that a client keeps. Training counts one step, per image of FedAvg's
+    batch. Communication counts one direction.
     """
     exact = cost(cell.row.first, _size_of(cell.row.first)[1])
     passes = exact["training_passes"] * BATCHES_PER_STEP.get(cell.row.first.method["name"], 1)
@@ -123,7 +123,7 @@ def _storage(found: Mapping[str, Any]) -> int:
 
 
 def _size_of(experiment: Experiment) -> tuple[int, int]:
-    """Count the images and classes of a dataset, which is only loaded if they are not known."""
+    """Count the images and classes of a dataset, which is loaded only if they are not known."""
     name = experiment.data.name
     known = {entry["name"]: entry for entry in list_datasets(experiment.data)}.get(name)
     if known is not None and known["classes"] is not None:
@@ -137,8 +137,8 @@ def _size_of(experiment: Experiment) -> tuple[int, int]:
 def estimates(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
     """Estimate the bytes sent and the multiply-adds of training per cell, over all seeds.
 
-    Cells that share a run count once. All clients are taken to be of the same size, and a training step to cost three
-    forward passes.
+    Cells that share a run count once. The estimate assumes that all clients have the same size and that a training step
+    costs three forward passes.
     """
     sizes: dict[str, tuple[int, int]] = {}
     costs: dict[str, dict[str, Any]] = {}

@@ -1,7 +1,7 @@
 """The rows of a comparison or study, and the one loop that runs them.
 
-A row is an experiment for every seed, and each of them has a run of its own. Runs that are finished do not run again,
-and those that were cut short continue.
+A row has one experiment, and therefore one run, per seed. Finished runs do not run again, and interrupted ones
+continue.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ OnStart = Callable[["Row", int, int], None]  # receives the row, the seed, and h
 
 @dataclass(frozen=True)
 class Row:
-    """A label, which names its folder, and an experiment for every seed."""
+    """A label, which is also the name of the row's folder, and an experiment for every seed."""
 
     label: str
     experiments: Mapping[int, Experiment]
@@ -67,7 +67,7 @@ def run_rows(
 ) -> Iterator[Round]:
     """Run what is not finished, seed by seed, with Local before the rows that are measured against it.
 
-    `local_of` names the row that the gains of another are measured against, if there is one.
+    `local_of` returns the row against which the gains of another row are measured, if there is one.
     """
     for seed in rows[0].experiments:
         against = {row.label: local_of(row, seed) for row in rows}
@@ -85,5 +85,5 @@ def run_of(folder: Path, row: Row, seed: int) -> Run:
 
 
 def mean_of(values: Iterable[float]) -> float:
-    """Average values as a plain float, which JSON can hold."""
+    """Average the values into a plain float, which JSON can hold."""
     return float(np.mean(list(values)))

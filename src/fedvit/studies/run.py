@@ -1,6 +1,6 @@
 """The command `fedvit study`: from its flags to a grid, and from finished runs to a table, a picture and study.json.
 
-A study that is killed and started again ends with the same study.json as one that is not.
+A study that is killed and started again ends with the same study.json as one that runs without interruption.
 """
 
 import logging
@@ -73,25 +73,25 @@ def prepare_study(
     which, cases = choose_grid(study, paper=paper, data=flags.get("data"), folder=folder)
     if study.pretrained is not None and which == "digits":
         log.warning(
-            "%s asks about pre-trained weights, but runs on digits from scratch: that shows the form of the study, "
-            "no answer; set FEDVIT_DATA to a folder with office_caltech10 and the weights of ViT-Tiny",
+            "%s asks about pre-trained weights, but runs on digits from scratch: that shows the form of the study "
+            "but gives no answer; set FEDVIT_DATA to a folder with office_caltech10 and the weights of ViT-Tiny",
             name,
         )
     if target is not None:
         if study.kind != "target":
-            raise UserError(f"--target belongs to {', '.join(n for n, s in STUDIES.items() if s.kind == 'target')}")
+            raise UserError(f"--target is only for {', '.join(n for n, s in STUDIES.items() if s.kind == 'target')}")
         cases = [replace(case, targets=tuple(_numbers(target, "--target", float))) for case in cases]
     chosen = _numbers(seeds, "--seeds", int) if seeds is not None else default_seeds(study, which)
     return Prepared(name, study, which, make_cells(cases, chosen, parse_sets(sets or []), flags))
 
 
 def _numbers(text: str, flag: str, kind: Callable[[str], Any]) -> list[Any]:
-    """Read numbers that are joined by commas, each of them once."""
+    """Read numbers that are separated by commas, each of them once."""
     try:
         return list(dict.fromkeys(kind(part) for part in text.split(",")))
     except ValueError as problem:
         expected = "whole numbers" if kind is int else "numbers"
-        raise UserError(f"{flag} expects {expected} joined by commas, found {text!r}") from problem
+        raise UserError(f"{flag} expects {expected} separated by commas, found {text!r}") from problem
 
 
 def preview(plan: Prepared) -> RenderableType:
@@ -104,7 +104,7 @@ def preview(plan: Prepared) -> RenderableType:
 def carry_out(
     plan: Prepared, folder: Path | None, workers: int | None, console: Console, *, quiet: bool
 ) -> Iterator[RenderableType]:
-    """Run what is missing, measure, write and draw; yield what is to be shown."""
+    """Run what is missing, then measure, write and draw; yield what to show."""
     folder = folder or study_folder(plan.name, plan.cells)
     if plan.study.kind == "cost":
         found = [measure.resources(cell) for cell in plan.cells]
@@ -124,7 +124,7 @@ def carry_out(
 
 
 def _run_all(plan: Prepared, folder: Path, workers: int | None, console: Console, *, quiet: bool) -> None:
-    """Run what is not finished, and show how far it is."""
+    """Run what is not finished, and show the progress."""
     rows = unique_rows(plan.cells)
     total = sum(experiment.train.rounds for row in rows for experiment in row.experiments.values())
     with Progress(console, total, quiet=quiet) as progress:
@@ -154,7 +154,7 @@ def _see(plan: Prepared, folder: Path) -> dict[str, Any]:
 
 
 def _save(plan: Prepared, found: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
-    """Write study.json: rows, settings, figures and versions. The same study gives the same bytes."""
+    """Write study.json with rows, settings, figures and versions; the same study gives the same bytes."""
     cells, study = plan.cells, plan.study
     settings = [to_tables(cell.row.first) for cell in cells]
     common = {
@@ -205,7 +205,7 @@ def _save(plan: Prepared, found: Sequence[Mapping[str, Any]], folder: Path) -> d
 
 
 def _save_seconds(cells: Sequence[Cell], folder: Path) -> None:
-    """Write timings.json, apart from study.json because seconds differ from time to time."""
+    """Write timings.json, a file of its own because seconds differ each time and study.json must not."""
     runs = {(row.label, seed): run_of(folder, row, seed) for row in unique_rows(cells) for seed in row.experiments}
     seconds = {f"{label}/seed{seed}": run.summary["seconds"] for (label, seed), run in runs.items()}
     write_json(folder / "timings.json", {"seconds": seconds, "total": sum(seconds.values())})

@@ -1,6 +1,6 @@
 """The settings of the small grids, which run in minutes on two cores, and the rows and columns that they share.
 
-A run on the embedded digits takes about ten seconds of one core, and one on pre-trained weights about a minute.
+On one core, a run on the embedded digits takes about ten seconds, and one on pre-trained weights about a minute.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ RESNET18: Tables = {"model": {"name": "resnet18", "image_size": 32}}
 
 
 def methods(*names: str) -> dict[str, Tables]:
-    """Make rows of these methods, with the options of FedPerfix's tables and learning rates for AdamW from scratch."""
+    """Make rows of these methods, with the options of FedPerfix's tables and rates for AdamW from random weights."""
     own = {"apfl": fedperfix.OWN["apfl"][0], "per_fedavg": method("per_fedavg", lr=2e-4)}
     return {name: own.get(name, method(name)) for name in names}
 
@@ -89,7 +89,7 @@ def tunes(rates: Mapping[str, float] | None = None) -> dict[str, Tables]:
 
 
 def sized(rows: Mapping[str, Tables], *cohorts: tuple[str, int]) -> dict[str, Tables]:
-    """Make rows TUNE_xCLIENTS, which sample so many clients per round."""
+    """Make rows TUNE_xCLIENTS, which sample that many clients per round."""
     return {f"{name}_x{cohort}": stack_tables([rows[name], {"train": {"cohort": cohort}}]) for name, cohort in cohorts}
 
 
@@ -100,7 +100,7 @@ def parts(base: Tables) -> list[Case]:
 
 
 def federations(*sizes: tuple[int, int], alpha: float) -> dict[str, Tables]:
-    """Make columns of N clients, M of them per round, whose classes are mixed almost alike or skewed."""
+    """Make columns of N clients, M of them per round, whose classes are mixed almost evenly or skewed."""
     return {
         f"N={n} M={m} {words}": {"partition": {"clients": n, "alpha": skew}, "train": {"cohort": m}}
         for n, m in sizes
@@ -115,12 +115,12 @@ def rates(values: Sequence[float], base: Tables) -> list[Case]:
 
 
 def edits(**options: Any) -> Tables:
-    """Make a row of PFedEdit that edits three layers unless told otherwise."""
+    """Make a row of PFedEdit that edits three layers by default."""
     return method("pfededit", **{"k": 3, **options})
 
 
 def federation_of(clients: int, cohort: int) -> Tables:
-    """Make a column of so many clients, a cohort of them per round."""
+    """Make a column with this many clients, and a cohort of them per round."""
     return {"partition": {"clients": clients}, "train": {"cohort": cohort}}
 
 

@@ -1,4 +1,4 @@
-"""Studies as tables for the terminal."""
+"""Tables of studies for the terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def dry_table(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]], runs: i
     for name in ("column", "row"):
         table.add_column(name, overflow="fold")
     table.add_column("differs in", overflow="fold", max_width=48)
-    for name in ("rounds", "shared\nnumbers", "GB in\nall", "10^12\nMACs"):
+    for name in ("rounds", "shared\nnumbers", "GB in\ntotal", "10^12\nMACs"):
         table.add_column(name, justify="right", no_wrap=True)
     declared = [{(t, k): v for t, own in cell.case.settings.items() for k, v in own.items()} for cell in cells]
     varied = {key for one in declared for key in one if any(other.get(key) != one[key] for other in declared)}
@@ -61,7 +61,7 @@ def _accuracy(figure: Mapping[str, Any]) -> str:
 
 
 def _plain_rows(content: Content, title: str) -> Table:
-    """Show everything that is known of each row, where there is a single column."""
+    """Show everything that is known about each row of a study with a single column."""
     rows = content["rows"]
     table = plain_table(title)
     table.add_column("row", overflow="fold", min_width=10)
@@ -94,7 +94,7 @@ def _plain_rows(content: Content, title: str) -> Table:
 
 
 def _view_of(content: Content) -> str:
-    """Tell whose accuracy a study shows, that of the clients' own models or of the server's; both where rows differ."""
+    """Tell whose accuracy a study shows: that of the clients' own models, of the server's, or both if rows differ."""
     return "/".join(dict.fromkeys(row["figures"]["view"] for row in content["rows"]))
 
 
@@ -125,7 +125,7 @@ def _matrix(content: Content, study: Study, columns: Sequence[str], title: str) 
 
 
 def _chosen_rows(content: Content, study: Study, title: str) -> Table:
-    """Show what was tried in every column, its accuracy on validation and test images, and which one is chosen."""
+    """Show what was tried in every column, its accuracy on validation and test images, and which row is chosen."""
     table = plain_table(title)
     for name in (study.columns, "row"):
         table.add_column(name, overflow="fold")
@@ -145,18 +145,22 @@ def _chosen_rows(content: Content, study: Study, title: str) -> Table:
             style="bold" if picked else "",
         )
         last = column
-    table.caption = "✓: chosen on validation images" if content["chosen"] else "no validation images: nothing is chosen"
+    table.caption = (
+        "✓: chosen on validation images"
+        if content["chosen"]
+        else "nothing is chosen, because there are no validation images"
+    )
     table.caption_justify = "left"
     return table
 
 
 def _target_rows(content: Content, title: str) -> Table:
-    """Show accuracy, the bytes of a round, and the rounds and bytes to each target."""
+    """Show the accuracy, the bytes per round, and the rounds and bytes that each target takes."""
     table = plain_table(title)
     several = len({row["column"] for row in content["rows"]}) > 1
     for name in ("column", "row") if several else ("row",):
         table.add_column(name, overflow="fold")
-    for name in (f"{_view_of(content)}\naccuracy %", "bytes a\nround"):
+    for name in (f"{_view_of(content)}\naccuracy %", "bytes per\nround"):
         table.add_column(name, justify="right", no_wrap=True)
     most = max(len(row["figures"]["to_target"]) for row in content["rows"])
     for number in range(most):
@@ -181,13 +185,15 @@ def _target_rows(content: Content, title: str) -> Table:
             *[""] * (most - len(f["to_target"])),
             row["published"] or "-",
         )
-    table.caption = "targets are fixed beforehand; bytes of all clients, both ways; -: not reached by every seed"
+    table.caption = (
+        "targets are fixed in advance; bytes are of all clients, both ways; - means not reached by every seed"
+    )
     table.caption_justify = "left"
     return table
 
 
 def _cost_rows(content: Content, study: Study, title: str) -> Table:
-    """Show exact numbers, and the paper's units beside what it prints."""
+    """Show exact numbers, and numbers in the paper's units next to the published ones."""
     table = plain_table(title)
     table.add_column("row", overflow="fold", min_width=10)
     for name in (

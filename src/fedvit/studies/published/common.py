@@ -44,7 +44,7 @@ def settings_of(*layers: Tables) -> Tables:
 
 
 def method(name: str, lr: float | None = None, **options: Any) -> Tables:
-    """Return the tables of a row: its method with options and, where it has one, a learning rate of its own."""
+    """Return the tables of a row: its method with options and, if it has one, its own learning rate."""
     return {"method": {"name": name, **options}, **({} if lr is None else {"train": {"lr": lr}})}
 
 

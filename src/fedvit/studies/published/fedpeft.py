@@ -1,4 +1,4 @@
-"""FedPEFT (Sun et al. 2022). Momentum, the smallest client and how scarce images are drawn are not given."""
+"""FedPEFT (Sun et al. 2022), which does not give the momentum, the smallest client, or how it draws scarce images."""
 
 from fedvit.config.tables import Tables, stack_tables
 from fedvit.studies.published.common import Column, Table
@@ -31,7 +31,7 @@ PCAM = Column(
 
 
 def _tuned(tune: str, lr: float) -> Tables:
-    """Return a row that tunes these weights at this learning rate; scratch trains all of them from random ones."""
+    """Return a row that tunes these weights at this learning rate; scratch trains all weights from random ones."""
     own: Tables = {"tune": {"name": "full" if tune == "scratch" else tune}, "train": {"lr": lr}}
     return stack_tables([own, {"model": {"pretrained": False}}]) if tune == "scratch" else own
 
@@ -52,7 +52,7 @@ def _tune_row(name: str, column: Column) -> tuple[Tables, str]:
 
 
 def _sized_row(name: str, column: Column) -> tuple[Tables, str]:
-    """Return a row of Table 1, TUNE_xCLIENTS, which samples so many clients per round."""
+    """Return a row of Table 1, TUNE_xCLIENTS, which samples that many clients per round."""
     tune, _, cohort = name.rpartition("_x")
     if tune == "shufflenet":
         model = {"name": "shufflenet_v2_x0_5", "image_size": 224}

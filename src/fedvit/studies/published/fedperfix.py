@@ -1,4 +1,4 @@
-"""FedPerfix (Sun et al. 2023). s, the bottleneck, and the sizes of prompts and adapters are the methods' defaults."""
+"""FedPerfix (Sun et al. 2023), with s, the bottleneck, and the prompt and adapter sizes at the methods' defaults."""
 
 from fedvit.config.tables import Tables, stack_tables
 from fedvit.studies.published.common import Column, Table, method
@@ -33,7 +33,7 @@ OWN: dict[str, tuple[Tables, str]] = {
 
 
 def _row(name: str, column: Column) -> tuple[Tables, str]:
-    """Return a row of Tables 2 to 6; a note on CIFAR-100 stands in its columns only."""
+    """Return a row of Tables 2 to 6; a note on CIFAR-100 appears only in its columns."""
     own, note = OWN.get(name, (method(name), ""))
     data = stack_tables([SETTINGS, column.settings])["data"]["name"]
     return own, "" if name == "fedperfix" and data != "cifar100" else note
@@ -151,7 +151,7 @@ COSTS = {  # storage, FLOPs and communication of each row, in the paper's millio
     "fedper": "21.03 65.65 20.66", "vanilla_attention": "21.03 65.65 13.89", "fedperfix": "24.42 66.58 20.66",
 }  # fmt: skip
 COUNTED_CLASSES = 1000  # the paper counts a classifier of 1,000 classes
-BATCHES_PER_STEP = {"per_fedavg": 2}  # the paper counts both; in an epoch an image still passes once
+BATCHES_PER_STEP = {"per_fedavg": 2}  # the paper counts both; in an epoch, each image still passes once
 COST_NOTE = (
     "the paper's M: 2^20 numbers, with a head of 1,000 classes; its FLOPs cannot be derived, only that APFL and "
     "Per-FedAvg double them"

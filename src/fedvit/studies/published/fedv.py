@@ -1,4 +1,4 @@
-"""FedV. Its federated baselines train a ResNet-50 with SGD, its split methods a DeiT or a ViT with Adam."""
+"""FedV, whose federated baselines train a ResNet-50 with SGD, and whose split methods train a DeiT or ViT with Adam."""
 
 from fedvit.config.tables import Tables, stack_tables
 from fedvit.studies.published.common import Column, Table, method
@@ -58,7 +58,7 @@ def _of_dirichlet(data: str, alpha: float) -> Column:
 
 
 def _of_path(data: str, classes: int) -> Column:
-    """Make the column of a partition into clients of so many classes."""
+    """Make the column of a partition in which each client has this many classes."""
     words, settings = DATA[data]
     partition = {"name": "pathological", "classes": classes}
     return Column(f"{data}_path{classes}", f"{words}, Path-{classes}", {**settings, "partition": partition})
@@ -143,7 +143,7 @@ SPLIT_BASE = stack_tables(
 
 
 def _split_row(name: str, column: Column) -> tuple[Tables, str]:
-    """Return a row of an ablation: a number of what the column varies."""
+    """Return a row of an ablation: one value of what the column varies."""
     number = int(name)
     match column.folder:
         case "epochs":

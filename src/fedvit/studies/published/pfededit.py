@@ -1,4 +1,4 @@
-"""PFedEdit (Yuan et al. 2024). Batch and optimizer are those of its code, the baselines' options those of their papers.
+"""PFedEdit (Yuan et al. 2024), with batch and optimizer from its code and the baselines' options from their papers.
 
 Figure 2 and Tables 2 to 5 and 7 edit 7 % of the layers, on CIFAR at 80 % heterogeneity and on Lyme at 50 %.
 """
