@@ -1,1 +1,1 @@
-"""What people look at: tables and plots."""
+"""Everything that people look at: the report page, tables, plots and progress."""

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: who won, by how much, for whom and at what cost."""
+"""The report, one self-contained HTML page: which row won, by how much, for whom and at what cost."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fedvit.report.sections.table import table
 from fedvit.report.sections.times import times
 from fedvit.report.statistics import Row
 
-_MARK = b'<meta name="generator" content="fedvit">'  # page.html.j2 writes it, and it marks a file that we may overwrite
+_MARK = b'<meta name="generator" content="fedvit">'  # page.html.j2 writes it; it marks a file that we may overwrite
 
 # Anchor, title, template, and the function that prepares the content. A section without content is left out.
 _SECTIONS: Sequence[tuple[str, str, str, Callable[[Group], object]]] = (
@@ -62,7 +62,7 @@ def write_report(folders: Sequence[Path], out: Path, target: float | None = None
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"--out expects a file in a folder that exists, such as report.html, found {out}")
     if out.is_file() and _MARK not in out.read_bytes()[:2000]:
-        raise UserError(f"{out} is not a report of ours, so it is not written over: give another --out")
+        raise UserError(f"{out} is not a FedViT report, so it is not overwritten: give another --out")
     write_text(out, page(groups, target), errors="replace")
     return groups
 
@@ -70,12 +70,12 @@ def write_report(folders: Sequence[Path], out: Path, target: float | None = None
 def page(groups: Sequence[Sequence[Row]], target: float | None = None) -> str:
     """Render the whole page."""
     chapters = [_chapter(number, rows, target) for number, rows in enumerate(groups)]
-    title = "Report over several data sets or splits" if len(groups) > 1 else chapters[0].title
+    title = "Report on several datasets or partitions" if len(groups) > 1 else chapters[0].title
     return _environment().get_template("page.html.j2").render(title=title, groups=chapters, version=version("fedvit"))
 
 
 def _environment() -> Environment:
-    """Set up templates that escape every value but Markup, which only svg.py makes, and fail on an unknown name."""
+    """Set up templates that escape every value except Markup, which only svg.py makes, and fail on an unknown name."""
     return Environment(
         loader=PackageLoader("fedvit.report"),
         autoescape=True,
@@ -102,7 +102,7 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def _subtitle(rows: Sequence[Row]) -> str:
-    """Name the data, split, model and length in one line, as far as all rows share them."""
+    """Name the data, partition, model and length in one line, as far as all rows share them."""
     first, settings = rows[0].first, differences(rows)
     clients = len(first.split.get("clients", {})) or first.tables["partition"].get("clients", "?")
 
@@ -113,10 +113,10 @@ def _subtitle(rows: Sequence[Row]) -> str:
     seeds = sorted({seed for row in rows for seed in row.seeds})
     parts = [
         f"{clients} clients, {len(first.class_names)} classes",
-        shared("partition.name", "split {}"),
+        shared("partition.name", "partition {}"),
         shared("model.name", "{}"),
         shared("train.rounds", "{} rounds"),
-        shared("train.cohort", "{} clients a round"),
+        shared("train.cohort", "{} clients per round"),
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
     return " · ".join(part for part in parts if part)

@@ -1,4 +1,4 @@
-"""Pictures of results."""
+"""Pictures of results, drawn with matplotlib."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 
 from fedvit.runs.folder import Run
 
-plt.rcParams["text.parse_math"] = False  # names of sites and classes may hold dollars
+plt.rcParams["text.parse_math"] = False  # names of sites and classes may contain dollar signs
 
 INK, MUTED, GRID = "#222222", "#666666", "#dddddd"
 COLORS = (
@@ -32,7 +32,7 @@ COLORS = (
 def draw_split(
     counts: Mapping[str, Mapping[str, Sequence[int]]], class_names: Sequence[str], path: Path, title: str
 ) -> None:
-    """Clients by classes: the darker, the more training images. Names are thinned out where they would overlap."""
+    """Draw clients by classes, darker for more training images; names that would overlap are left out."""
     table = np.array([parts["train"] for parts in counts.values()], dtype=float)
     height, width = (min(0.28 * n, 14.0) for n in table.shape)
     figure, axes = plt.subplots(figsize=(max(4.5, width) + 2.2, max(2.0, height) + 1.8))
@@ -66,11 +66,11 @@ def draw_split(
 
 
 def draw_choices(run: Run, path: Path) -> None:
-    """Clients by layers: in which share of its edits a client put back which layer."""
+    """Draw clients by layers: the share of its edits in which each client restored each layer."""
     layers, clients = run.summary["layers"], [client["client"] for client in run.clients]
     chosen, edits = np.zeros((len(clients), len(layers))), np.zeros(len(clients))
     for row in run.rounds:
-        for name, numbers in row.get("choice", {}).items():  # none in a round where everybody failed
+        for name, numbers in row.get("choice", {}).items():  # none in a round in which all clients failed
             edits[clients.index(name)] += bool(numbers)
             chosen[clients.index(name), numbers] += 1
     share = 100 * chosen / np.maximum(edits, 1)[:, None]
@@ -83,19 +83,19 @@ def draw_choices(run: Run, path: Path) -> None:
     axes.set_xlabel("layer")
     axes.set_ylabel("client (edits)")
     figure.colorbar(image, ax=axes, label="% of its edits", shrink=0.8)
-    title = f"{run.summary['label']}: layers that clients put back from their own last model"
+    title = f"{run.summary['label']}: layers that clients restored from their own last model"
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
 
 
 def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str, view: str = "personal") -> None:
-    """Left: every client of every seed, and the mean of a view. Right: the mean by round."""
+    """Draw, on the left, every client of every seed and the mean of a view; on the right, the mean by round."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.15, 1]})
     for number, (label, runs) in enumerate(rows.items()):
         color = COLORS[number % len(COLORS)]
         accuracies = np.array([client["personal_accuracy"] for run in runs for client in run.clients])
-        offsets = np.linspace(-0.28, 0.28, len(accuracies))  # spread, so that equal dots are seen
+        offsets = np.linspace(-0.28, 0.28, len(accuracies))  # spread out, so that equal dots stay visible
         left.scatter(accuracies, number + offsets, s=14, color=color, alpha=0.45, linewidths=0)
         own = view if all(view in run.summary["views"] for run in runs) else "personal"
         mean = float(np.mean([run.summary["views"][own]["mean"] for run in runs]))

@@ -15,7 +15,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class SeenRound(Protocol):
-    """A finished round, as whoever watches sees it: its line in rounds.jsonl, and its seconds by phase."""
+    """A finished round as an observer sees it: its line in rounds.jsonl, and its seconds by phase."""
 
     @property
     def row(self) -> dict[str, Any]: ...
@@ -25,7 +25,7 @@ class SeenRound(Protocol):
 
 
 class Progress:
-    """Counts rounds over one or several runs and shows the newest loss, accuracy, traffic so far and the time left."""
+    """Counts rounds over one or more runs and shows the latest loss and accuracy, the traffic and the time left."""
 
     def __init__(self, console: Console, total: int, *, quiet: bool):
         self.console, self.quiet, self.total = console, quiet, total
@@ -39,7 +39,7 @@ class Progress:
         )
         self.task = self.bar.add_task("setting up", total=total, news="")
         self.label, self.nbytes, self.last_line = "", 0.0, time.monotonic()
-        self.spent, self.done, self.here = 0.0, 0, 0  # seconds of the rounds run here, rounds behind us, run here
+        self.spent, self.done, self.here = 0.0, 0, 0  # seconds of the rounds run here, rounds done, rounds run here
 
     def __enter__(self) -> "Progress":
         self.bar.start()
@@ -51,18 +51,18 @@ class Progress:
         self.bar.stop()
 
     def start(self, label: str, done: int, nbytes: float = 0.0) -> None:
-        """A run begins, with so many rounds and bytes behind it already."""
+        """Begin a run that already has this many rounds and bytes behind it."""
         self.label, self.nbytes = label, nbytes
         self.done += done
         self.bar.update(self.task, description=label, advance=done)
 
     def step(self, done: SeenRound) -> None:
-        """A round is finished."""
+        """Count a finished round and show it."""
         row, now = done.row, time.monotonic()
         self.nbytes += sent_in(row)
         self.spent += sum(done.seconds.values())
         self.done, self.here = self.done + 1, self.here + 1
-        news = f"loss {row['loss']:.3f}" if row["loss"] is not None else "nobody answered"
+        news = f"loss {row['loss']:.3f}" if row["loss"] is not None else "no client answered"
         if row["views"]:
             news += f"  accuracy {row['views']['personal']['mean']:.1f} %"
         news += f"  {self.nbytes / 1e6:.1f} MB"
@@ -76,5 +76,5 @@ class Progress:
             self.console.print(f"{self.label}: round {row['round']}  {news}", soft_wrap=True, highlight=False)
 
     def seconds_left(self) -> float:
-        """What is left if it goes on at the pace of the rounds that were run here."""
+        """Estimate the time left at the pace of the rounds that were run here."""
         return self.spent / max(self.here, 1) * max(self.total - self.done, 0)

@@ -1,4 +1,4 @@
-"""Charts as inline SVG. Colours come from the page's style sheet, so they follow light and dark; nothing has an id.
+"""Charts as inline SVG, without ids, whose colors come from the page's style sheet and follow light and dark mode.
 
 Every name and number is escaped here, so a finished chart is Markup that templates show as it is.
 """
@@ -11,12 +11,12 @@ from html import escape
 from markupsafe import Markup
 
 _WIDTH = 480
-_LETTER = 7.2  # pixels of one letter at the charts' font size
+_LETTER = 7.2  # width of a letter in pixels at the charts' font size
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart; `color` is the number of its colour in the style sheet."""
+    """One line of a chart; `color` is the number of its color in the style sheet."""
 
     name: str
     color: int
@@ -25,7 +25,7 @@ class Series:
 
 
 def _picture(width: float, height: float, body: Sequence[str], alt: str, *, least: float = 0) -> Markup:
-    """An SVG that scales with its column; below `least` pixels it scrolls instead."""
+    """Make an SVG that scales with its column, and scrolls if the column is narrower than `least` pixels."""
     style = f' style="max-width:{1.25 * width:.0f}px{f";min-width:{least:.0f}px" if least else ""}"'
     head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(alt)}"{style}>'
     return Markup(f"{head}{''.join(body)}</svg>")
@@ -41,19 +41,19 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 
 def _box(x: float, y: float, width: float, height: float, kind: str, told: str = "", opacity: float = 1) -> str:
-    """A rectangle; `told` is shown where the pointer rests on it."""
+    """Make a rectangle; `told` appears when the pointer rests on it."""
     faint = f' fill-opacity="{opacity:.2f}"' if opacity < 1 else ""
     start = f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" class="{kind}"{faint}'
     return f"{start}><title>{escape(told)}</title></rect>" if told else f"{start}/>"
 
 
 def _short(name: str, letters: int) -> str:
-    """A name that fits."""
+    """Shorten a name so that it fits."""
     return name if len(name) <= letters else name[: max(1, letters - 1)] + "…"
 
 
 def _ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers between two limits."""
+    """Choose round numbers between two limits."""
     span = high - low
     if span <= 0:
         return [low]
@@ -69,7 +69,7 @@ def _label_of(value: float) -> str:
 
 
 def _padded(values: Sequence[float], least: float = 1.0) -> tuple[float, float]:
-    """Limits a little outside the values."""
+    """Choose limits a little outside the values."""
     low, high = min(values), max(values)
     room = max(0.06 * (high - low), least / 2)
     return low - room, high + room
@@ -88,7 +88,7 @@ def line_chart(
     whole: bool = False,
     height: float = 300,
 ) -> Markup:
-    """Lines over a shared pair of axes. `levels` are dashed lines at one height; a series of one point is a dot."""
+    """Draw lines over a shared pair of axes; `levels` are dashed horizontal lines, and a series of one point is a dot."""
     left, right, top, bottom = (26.0 if bare_y else 46.0), 14.0, 14.0, 46.0
     xs = [x for one in series for x in one.xs]
     ys = [y for one in (*series, *levels) for y in one.ys]
@@ -147,7 +147,7 @@ def line_chart(
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Ticks of a logarithmic axis, whose limits are given as powers of ten."""
+    """Choose the ticks of a logarithmic axis, whose limits are given as powers of ten."""
     steps = (1, 2, 5) if high - low < 2.2 else (1,)
     numbers = [step * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     return [number for number in numbers if low - 1e-9 <= math.log10(number) <= high + 1e-9]
@@ -155,7 +155,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Bar:
-    """One client's bar: percent, and a mark for what it would have alone."""
+    """One client's bar: its percentage, and a mark for what the client would reach alone."""
 
     name: str
     value: float
@@ -164,7 +164,7 @@ class Bar:
 
 
 def bar_chart(bars: Sequence[Bar | str], alt: str, x_label: str) -> Markup:
-    """Horizontal bars from 0 to 100 percent, with names; a text between them says what is left out."""
+    """Draw horizontal bars from 0 to 100 percent, with names; a text between them says what is left out."""
     letters = min(22, max([3, *(len(bar.name) for bar in bars if isinstance(bar, Bar))]))
     left, right, row = 12 + letters * _LETTER, 44.0, 17.0
     height = row * len(bars) + 44
@@ -194,7 +194,7 @@ def bar_chart(bars: Sequence[Bar | str], alt: str, x_label: str) -> Markup:
 
 
 def stacked_bars(rows: Sequence[tuple[str, Sequence[float], str]], parts: Sequence[str], alt: str) -> Markup:
-    """One bar a row, cut into parts; (name, one value a part, what is written behind it)."""
+    """Draw one bar per row, divided into parts; a row is (name, one value per part, text after the bar)."""
     letters = min(22, max(3, *(len(name) for name, _, _ in rows)))
     behind = 8 + max(len(words) for _, _, words in rows) * _LETTER
     left, high, height = 12 + letters * _LETTER, 24.0, 24.0 * len(rows) + 8
@@ -222,7 +222,7 @@ def heat_map(
     column_label: str,
     most: float | None = None,
 ) -> Markup:
-    """Rows by columns, the stronger the more. Small ones have numbers and hints; large ones are drawn by shades."""
+    """Draw rows by columns, stronger for more; small maps have numbers and tooltips, large ones are drawn in shades."""
     side = 26.0 if len(columns) <= 16 else 15.0 if len(columns) <= 50 else 9.0
     high = 20.0 if len(rows) <= 30 else 13.0
     letters, tall = (min(24, max(map(len, names))) for names in (rows, columns))
@@ -233,7 +233,7 @@ def heat_map(
     body = [_text(left, 12, column_label, kind="label"), _text(4, top - 6, row_label, kind="label")]
     for number, name in enumerate(columns):
         x = left + side * (number + 0.5)
-        if side < 12 and number % 2:  # every other name fits
+        if side < 12 and number % 2:  # only every other name fits
             continue
         turned = f' transform="translate({x + 4:.1f} {top - 5:.1f}) rotate(-90)"'
         upright = tall <= 2 and side > 20
@@ -269,9 +269,9 @@ def heat_map(
 
 
 def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, rest: bool = False) -> Markup:
-    """True classes by predicted ones, shaded by the share of the true class; right ones in another colour.
+    """Draw true by predicted classes, shaded by the share of the true class; correct ones have another color.
 
-    With `rest` the last class stands for several, so its own cell is neither right nor wrong.
+    With `rest`, the last class stands for several classes, so its own cell is neither right nor wrong.
     """
     count = len(names)
     side = 34.0 if count <= 4 else 24.0 if count <= 8 else 20.0
@@ -295,10 +295,10 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, re
             if not value:
                 continue
             x, y, share = left + side * j, top + side * i, value / whole
-            told = f"{names[i]} taken for {names[j]}: {value} of {whole}"
+            told = f"{names[i]} classified as {names[j]}: {value} of {whole}"
             kind = "wrong"
             if i == j:
-                told, kind = f"{names[i]}: {value} of {whole} right", "right"
+                told, kind = f"{names[i]}: {value} of {whole} correct", "right"
             if i == j and rest and i == count - 1:
                 told, kind = f"{names[i]} among themselves: {value} of {whole}", "neither"
             body.append(_box(x + 0.5, y + 0.5, side - 1, side - 1, kind, told, 0.15 + 0.85 * share))

@@ -1,4 +1,4 @@
-"""Results as tables for the terminal."""
+"""Tables of results for the terminal."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ def plus_minus(mean: float, std: float | None) -> str:
 
 
 def plain_table(title: str, *, header: bool = True) -> Table:
-    """A table that fits 80 columns."""
+    """Make a table that fits into 80 columns."""
     padding = (0, 1, 0, 0)
     return Table(
         title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, show_header=header, padding=padding
@@ -37,7 +37,7 @@ _COLUMNS = (
 
 
 def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """One line a row of compare.json; the best mean is bold."""
+    """Make a table with one line per row of compare.json; the best mean is bold."""
     table = plain_table(title)
     table.add_column("row", overflow="fold")
     areas = any("auroc" in entry for entry in entries)
@@ -62,7 +62,7 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 
 def report_table(rows: Sequence[Row]) -> Table:
-    """The rows of a report in short."""
+    """Make a short table of the rows of a report."""
     table = plain_table(f"{rows[0].first.tables['data']['name']}, best first")
     table.add_column("row", overflow="fold")
     areas = any(row.view("auroc") is not None for row in rows)
@@ -89,7 +89,7 @@ def report_table(rows: Sequence[Row]) -> Table:
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """A run's views after its last round."""
+    """Make the table of a run's views after its last round."""
     title = f"{summary['label']} on {summary['data']}, {summary['clients']} clients, round {summary['rounds']}"
     table = plain_table(title)
     table.add_column("view", no_wrap=True)
@@ -112,7 +112,7 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
 
 
 def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) -> str:
-    """Where the time went."""
+    """Say how the time of a run was spent."""
     phases: dict[str, float] = {}
     for timing in timings:
         for phase, seconds in timing["seconds"].items():
@@ -123,7 +123,7 @@ def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) 
 
 
 def split_table(counts: Mapping[str, Mapping[str, list[int]]], title: str) -> Table:
-    """Sizes and number of classes of every client."""
+    """Make the table of every client's sizes and number of classes."""
     table = plain_table(title)
     table.add_column("client", overflow="fold")
     for name in ("train", "val", "test", "classes"):
@@ -135,8 +135,8 @@ def split_table(counts: Mapping[str, Mapping[str, list[int]]], title: str) -> Ta
 
 
 def datasets_table(entries: Sequence[Mapping[str, Any]], folder: object) -> Table:
-    """`fedvit datasets` for people."""
-    table = plain_table(f"data folder: {folder or 'none, give --data-dir or set FEDVIT_DATA'}")
+    """Make the table that `fedvit datasets` prints."""
+    table = plain_table(f"data folder: {folder or 'none; give --data-dir or set FEDVIT_DATA'}")
     for name in ("data", "kind", "images", "classes", "here"):
         table.add_column(name, justify="right" if name in ("images", "classes") else "left", overflow="fold")
     for entry in entries:
@@ -146,7 +146,7 @@ def datasets_table(entries: Sequence[Mapping[str, Any]], folder: object) -> Tabl
 
 
 def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
-    """`fedvit cost` for people."""
+    """Make the table that `fedvit cost` prints."""
     table = plain_table(f"{label} on {model}", header=False)
     table.add_column("what")
     table.add_column("number", justify="right")
@@ -163,7 +163,7 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
         table.add_row(f"sent {way} in the last round", units.nbytes(nbytes))
     if "nbytes_once_per_image" in cost:
         once = units.nbytes(cost["nbytes_once_per_image"])
-        table.add_row("a training image, up once and once to every client", once)
+        table.add_row("per training image, sent up once and down once to every client", once)
     for rate, other in cost.get("by_rate", {}).items():
         sizes = (units.count(other["params"]["total"]), units.nbytes(other["nbytes"]["down"]))
         numbers = f"{sizes[0]} / {sizes[1]} / {units.count(other['macs_per_example'])}"
@@ -178,7 +178,7 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
 
 
 def exported_line(name: str, path: Path, description: Description) -> str:
-    """One exported model: what it is, how it is opened, how well it was checked."""
+    """Describe an exported model: what it is, how to open it, and how well it was checked."""
     check = description.checked
     assert check is not None
     form = "one ONNX graph" if path.suffix == ".onnx" else "plain timm"

@@ -1,8 +1,8 @@
-"""Numbers for people: with units, and with three digits that matter."""
+"""Numbers for people, with units and three significant digits."""
 
 
 def nbytes(value: float | None) -> str:
-    """Bytes in kB, MB, GB or TB of powers of ten."""
+    """Write bytes in kB, MB, GB or TB, which are powers of ten."""
     if value is None:
         return "-"
     if value == 0:
@@ -14,7 +14,7 @@ def nbytes(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A large number with a prefix: 5.51 M parameters, 208 M multiply-adds."""
+    """Write a large number with a prefix, as in 5.51 M parameters or 208 M multiply-adds."""
     if value is None:
         return "-"
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -24,12 +24,12 @@ def count(value: float | None) -> str:
 
 
 def _three(value: float) -> str:
-    """Three digits that matter, never an exponent."""
+    """Write three significant digits, never an exponent."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def duration(seconds: float | None) -> str:
-    """Hours, minutes, seconds."""
+    """Write hours, minutes and seconds."""
     if seconds is None:
         return "-"
     if seconds < 59.95:
@@ -45,22 +45,22 @@ def memory(megabytes: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """An accuracy; the caller says that it is percent."""
+    """Write an accuracy without the percent sign, which the caller adds."""
     return "-" if value is None else f"{value:.1f}"
 
 
 def points(value: float | None) -> str:
-    """A difference of accuracies, with its sign."""
+    """Write a difference of accuracies with its sign."""
     if value is None:
         return "-"
     return "0.0" if abs(value) < 0.05 else f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def client(name: str) -> str:
-    """A client in a sentence: a site by its name, a numbered one as such."""
+    """Name a client in a sentence: a site by its name, a numbered client as `client N`."""
     return f"client {name}" if name.isdigit() else name
 
 
 def decimal(value: float | None) -> str:
-    """A number from 0 to 1, such as an AUROC."""
+    """Write a number from 0 to 1, such as an AUROC."""
     return "-" if value is None else f"{value:.3f}"

@@ -176,7 +176,7 @@ def test_runs_on_other_data_or_splits_are_kept_apart(tmp_path: Path) -> None:
     assert [[row.seeds for row in rows] for rows in groups] == [[[0, 1]], [[0]]]
     text = page(groups)
     checked(text)
-    assert "several data sets or splits" in text
+    assert "several datasets or partitions" in text
 
 
 def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_a_folder_that_is_not_a_run_is_told(kind: str, told: str, tmp_path: Path
 def test_a_file_that_is_not_a_report_is_not_written_over(comparison: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("<h1>my thesis</h1>")
     status, _, message = call("report", comparison, "--out", tmp_path / "mine.html")
-    assert (status, "not written over" in message.replace("\n", " ")) == (2, True)
+    assert (status, "not overwritten" in message.replace("\n", " ")) == (2, True)
     assert (tmp_path / "mine.html").read_text() == "<h1>my thesis</h1>"
     for _ in range(2):
         assert call("report", comparison, "--out", tmp_path / "new.html", "--quiet")[0] == 0

@@ -1,4 +1,4 @@
-"""The section "Every client": a fold for each row, with bars, confusion matrices and chosen layers."""
+"""The section "Every client": a collapsible part for each row, with bars, confusion matrices and chosen layers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Clients:
-    """The folds of the best rows, best first."""
+    """The collapsible parts of the best rows, best first."""
 
     intro: str
     folds: Sequence[Fold]
@@ -43,9 +43,9 @@ def clients(group: Group) -> Clients | None:
         return None
     intro = ""
     if len(rows) > MOST_DETAILS:
-        intro = f"Clients of the first seed. The {MOST_DETAILS} best of {len(rows)} rows."
+        intro = f"Clients of the first seed. The {MOST_DETAILS} best of {len(rows)} rows are shown."
     elif any(len(row.records) > 1 for row in rows):
-        intro = "Clients of the first seed; with another seed clients hold other images."
+        intro = "Clients of the first seed. With another seed, clients hold other images."
     return Clients(intro, [_fold(row.label, row.first) for row in rows[:MOST_DETAILS]])
 
 
@@ -82,10 +82,10 @@ def _caption(record: Record, bars: Sequence[Bar | str]) -> str:
     words = "Accuracy of each client's own model, best first."
     if any(isinstance(bar, Bar) and bar.mark is not None for bar in bars):
         words += (
-            " The black or white mark is Local; a bar that ends before it, in the other colour, is a client that is "
-            "hurt."
+            " The black or white mark is Local. A bar that ends before the mark, in the other color, is a client "
+            "that is hurt."
         )
     if len(record.clients) > MOST_BARS:
-        words += f" The {MOST_BARS // 2} best and worst of {len(record.clients)} clients."
+        words += f" The {MOST_BARS // 2} best and worst of {len(record.clients)} clients are shown."
     never = sum(row["rounds_trained"] == 0 for row in record.clients)
     return words + (f" {never} of them {'was' if never == 1 else 'were'} never sampled." if never else "")

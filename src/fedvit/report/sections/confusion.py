@@ -48,11 +48,13 @@ def confusion(record: Record) -> Confusion | None:
 
 
 def _words(record: Record, pooled: Mapping[tuple[int, int], int]) -> str:
-    words = "True classes by row, predicted ones by column; the colour is the share of the true class."
+    words = "Rows are true classes, columns are predicted ones, and the color shows the share of the true class."
     if len(_classes(pooled)) > _MOST_CLASSES:
-        words += f" At most {_MOST_CLASSES} classes are drawn, the most frequent; the last one is all others."
+        words += (
+            f" At most {_MOST_CLASSES} classes are drawn, the most frequent ones; the last one stands for all others."
+        )
     if len(record.confusion) > MOST_MATRICES:
-        words += f" The {MOST_MATRICES // 2} best and worst of {len(record.confusion)} clients."
+        words += f" The {MOST_MATRICES // 2} best and worst of {len(record.confusion)} clients are shown."
     return words + _worst_pairs(pooled, record.class_names)
 
 
@@ -64,8 +66,8 @@ def _worst_pairs(pooled: Mapping[tuple[int, int], int], names: Sequence[str]) ->
     worst = sorted(((n, t, p) for (t, p), n in pooled.items() if t != p), key=lambda x: (-x[0], x[1:]))[:3]
     if not worst:
         return ""
-    words = [f"{names[t]} taken for {names[p]} ({n} of {totals[t]})" for n, t, p in worst if max(t, p) < len(names)]
-    return f" Most often: {'; '.join(words)}."
+    words = [f"{names[t]} classified as {names[p]} ({n} of {totals[t]})" for n, t, p in worst if max(t, p) < len(names)]
+    return f" Most frequent confusions: {'; '.join(words)}."
 
 
 def _classes(cells: Cells) -> set[int]:
@@ -76,7 +78,7 @@ def _classes(cells: Cells) -> set[int]:
 def _matrix(title: str, cells: Sequence[Sequence[int]], names: Sequence[str]) -> tuple[str, Markup]:
     table, shown = square(cells, names)
     right, whole = sum(n for true, predicted, n in cells if true == predicted), sum(n for _, _, n in cells)
-    alt = f"Confusion matrix, {title}, {right} of {whole} images right"
+    alt = f"Confusion matrix, {title}, {right} of {whole} images correct"
     return title, svg.matrix(table, shown, alt, rest=len(_classes(cells)) > len(shown))
 
 

@@ -37,8 +37,8 @@ def _spread(group: Group, shown: Sequence[Row]) -> Figure:
     chart = svg.line_chart(lines, "gain over Local, points", "clients", alt, bare_y=True, zero=True)
     unit = "client" if shown[0].first.tables["partition"].get("name") == "site" else "client and seed"
     caption = (
-        "How the gains of the clients are spread; right of the dotted line a client is better off than alone. "
-        f"One value a {unit}.{group.left_out}"
+        "Distribution of the clients' gains. To the right of the dotted line, a client is better off than alone. "
+        f"There is one value per {unit}.{group.left_out}"
     )
     return Figure(chart, caption, [(f"s{one.color}", one.name) for one in lines])
 

@@ -38,16 +38,16 @@ def layers(record: Record) -> Layers | None:
         [[share[name][number] for number in used] for name in shown],
         [f"{name} ({edits[name]} edit{'s' * (edits[name] != 1)})" for name in shown],
         [names[number] for number in used],
-        f"Share of its edits in which each client put back each layer; most often {names[top]}",
+        f"Share of its edits in which each client restored each layer; most often {names[top]}",
         unit="% of its edits",
         row_label="client",
         column_label="layer",
         most=100,
     )
     caption = (
-        "In which share of its edits, in percent, a client put back which layer of its own last model. "
+        "Percentage of its edits in which each client restored each layer of its own last model. "
         f"{len(names) - len(used)} of {len(names)} layers were never chosen."
     )
     if len(shown) < len(clients):
-        caption += f" The {len(shown)} clients with most edits of {len(clients)}."
+        caption += f" The {len(shown)} of {len(clients)} clients with the most edits are shown."
     return Layers(Figure(chart, caption, scrolls=True))

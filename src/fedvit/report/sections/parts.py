@@ -1,4 +1,4 @@
-"""The parts that sections share: the group of rows they describe, figures and tables."""
+"""The parts that sections share: the group of rows that they describe, figures and tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from fedvit.report.statistics import LOCAL, POOLED, Row, rank
 
-MOST_LINES = 10  # rows in a chart; there are as many colours
+MOST_LINES = 10  # rows in a chart; there are as many colors
 MOST_DETAILS = 8  # rows whose clients are shown one by one
 MOST_NAMES = 60  # clients in a heat map
 
@@ -27,7 +27,7 @@ class Group:
 
     @cached_property
     def eligible(self) -> list[Row]:
-        """The rows that may be called best: federated, finished, with as many seeds as any; else all scored ones."""
+        """The rows that may be called best: federated, finished, with as many seeds as any; or else all scored rows."""
         scored = [row for row in self.ranked if row.mean is not None]
         done = [row for row in scored if row.finished and row.method != POOLED]
         most = max((len(row.records) for row in done), default=0)
@@ -35,7 +35,7 @@ class Group:
 
     @cached_property
     def colors(self) -> dict[str, int]:
-        """The rows that charts show, each with its colour: Local, which is always shown in grey, and the best ones."""
+        """The rows that charts show, each with its color: Local, which is always shown in gray, and the best ones."""
         shown = [row for row in self.ranked if row.mean is not None]
         local = [row for row in shown if row.method == LOCAL][:1]
         others = [row for row in shown if row not in local][: MOST_LINES - 1]
@@ -47,7 +47,7 @@ class Group:
         scored = sum(row.mean is not None for row in self.ranked)
         if len(self.colors) == scored:
             return ""
-        return f" {len(self.colors)} of {scored} rows are drawn: the best, and Local where there is one."
+        return f" {len(self.colors)} of {scored} rows are drawn: the best ones, and Local if there is one."
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Figure:
 
     chart: Markup
     caption: str
-    legend: Sequence[tuple[str, str]] = ()  # (class of the colour, name)
+    legend: Sequence[tuple[str, str]] = ()  # (class of the color, name)
     scrolls: bool = False
 
 

@@ -74,11 +74,11 @@ def _verdict(able: Sequence[Row]) -> str:
     if found is None:
         return ""
     clear = found[0] > 0 or found[1] < 0
-    words = "which excludes 0" if clear else "which includes 0: on these clients the two cannot be told apart"
+    words = "which excludes 0" if clear else "which includes 0: the two cannot be told apart on these clients"
     return (
         f"{best.label} leads {second.label} by {points(mean(apart))} points, client by client "
         f"({_interval_words(apart)}, {words}). Rows are ranked by their accuracy on the test images of the last round; "
-        "one with fewer seeds than others is not called best."
+        "a row with fewer seeds than others is not called best."
     )
 
 

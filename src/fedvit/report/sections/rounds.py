@@ -36,7 +36,7 @@ def _by_round(group: Group, shown: Sequence[Row]) -> Figure:
     alt = f"Accuracy by round. At the end: {last}"
     return Figure(
         svg.line_chart(lines, "round", "mean accuracy, %", alt, whole=True),
-        f"Mean accuracy of the clients' own models, all of them, by round.{group.left_out}",
+        f"Mean accuracy of the own models of all clients, by round.{group.left_out}",
         [(f"s{one.color}", one.name) for one in lines],
     )
 
@@ -58,11 +58,13 @@ def _by_traffic(group: Group, shown: Sequence[Row]) -> list[Figure]:
         Series(row.label, group.colors[row.label], [0], [row.curve[-1][1]]) for row in shown if row.curve[-1][2] == 0
     ]
     words = f"megabytes sent so far, both ways, all clients{' (logarithmic)' if log else ''}"
-    alt = "Accuracy against traffic. In all: " + ", ".join(f"{row.label} {nbytes(row.curve[-1][2])}" for row in talking)
+    alt = "Accuracy against traffic. In total: " + ", ".join(
+        f"{row.label} {nbytes(row.curve[-1][2])}" for row in talking
+    )
     legend = [(f"s{one.color}", one.name) for one in lines]
     legend += [(f"dashed s{one.color}", f"{one.name} (sends nothing)") for one in levels]
     chart = svg.line_chart(lines, words, "mean accuracy, %", alt, levels=levels, log=log)
-    caption = "The same accuracy against what crossed the network: up and to the left is better."
+    caption = "The same accuracy against the traffic: further up and to the left is better."
     return [Figure(chart, caption, legend)]
 
 

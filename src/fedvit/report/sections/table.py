@@ -47,7 +47,7 @@ def _main(group: Group) -> Table:
     columns = [column for column in every if any(_is_known(column[2](row)) for row in ranked)]
     best = next(iter(group.eligible), None) if len(ranked) > 1 else None
     lines = [Line(row.label, [cell(row) for _, cell, _ in columns], _kind(row, best), _badge(row)) for row in ranked]
-    return Table("Results, one line a row", ["row", *(name for name, _, _ in columns)], lines, _note(ranked))
+    return Table("Results, one line per row", ["row", *(name for name, _, _ in columns)], lines, _note(ranked))
 
 
 def _kind(row: Row, best: Row | None) -> str:
@@ -62,18 +62,17 @@ def _badge(row: Row) -> str:
 
 def _note(ranked: Sequence[Row]) -> str:
     words = (
-        "Each client's own model on its own test images after the last round; averages over seeds where there are "
-        "several."
+        "Each client's own model on its own test images after the last round, averaged over seeds if there are several."
     )
     if any(row.gains for row in ranked):
         words += " The interval is a 95 % t interval of the mean gain over the same clients."
     if any(row.method == POOLED for row in ranked):
-        words += " centralized pools all data: a reference, not federated."
+        words += " centralized pools all data: it is a reference, not a federated method."
     return words
 
 
 def _is_known(value: object) -> bool:
-    """Tell whether there is something to show; 0 is."""
+    """Tell whether there is something to show; 0 counts as something."""
     return value is not None and value is not False
 
 
