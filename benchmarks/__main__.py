@@ -1,4 +1,4 @@
-"""All benchmarks in one table of ratios, each measured side by side: python -m benchmarks [NAME ...]"""
+"""Run all benchmarks and print one table of ratios, each measured side by side: python -m benchmarks [NAME ...]"""
 
 import sys
 

@@ -1,8 +1,9 @@
-"""The split channel against a real server process over loopback: python -m benchmarks.channel [--repeats 3]
+"""Measure the split channel with a real server process over loopback: python -m benchmarks.channel [--repeats 3]
 
-Messages of a batch as FedV sends them, 32 images of 197 tokens up and as many down, with ViT-Tiny's and ViT-B's width.
-The server answers with the tensors it got, so that all that is measured is the way. The share on the wire is the time
-in the call, of that and building and reading messages; the rest is this side's. TLS against plain is the ratio.
+The messages are those of a batch as FedV sends them, 32 images of 197 tokens up and as many down, at the widths of
+ViT-Tiny and ViT-B. The server returns the tensors it received, so that only the transport is measured. The share on the
+wire is the time spent in the call, relative to the time of the call plus building and reading messages, which happen on
+this side. The ratio is TLS to plain.
 """
 
 import argparse
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 def serve(folder: Path, *, safe: bool) -> None:
-    """Echo until standard input ends; the port goes to standard output."""
+    """Print the port to standard output and echo messages until standard input ends."""
     identity = Identity(folder / "cert.pem", folder / "key.pem", folder / "cert.pem") if safe else None
     listener = Listener("localhost:0", identity, lambda hello: None, {}, clients=1)
     print(listener.port, flush=True)
@@ -47,7 +48,7 @@ def serve(folder: Path, *, safe: bool) -> None:
 
 
 def make_certificate(folder: Path) -> None:
-    """One certificate for both sides, which signs itself."""
+    """Make one self-signed certificate for both sides."""
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
          "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem",
@@ -57,7 +58,7 @@ def make_certificate(folder: Path) -> None:
 
 @dataclass
 class Measured:
-    """Seconds of building, calling and reading, over so many messages of so many bytes."""
+    """Seconds of building, calling and reading, with the number of messages and their bytes."""
 
     messages: int = 0
     nbytes: int = 0

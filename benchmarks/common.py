@@ -1,4 +1,4 @@
-"""What all benchmarks share: generated images, contestants that take turns, and one table of ratios."""
+"""Code that all benchmarks share: generated images, contestants that take turns, and one table of ratios."""
 
 import os
 import platform
@@ -27,11 +27,11 @@ TINY = {"model": "vit_tiny_patch16_224", "image_size": 32, "patch_size": 4, "bat
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table: a ratio of times taken side by side, and the bar it is held against."""
+    """One line of the table: a ratio of times measured side by side, and the bar that it must meet."""
 
     what: str
     ratios: list[float]
-    bar: float | None  # None: only told
+    bar: float | None  # None: reported only
     at_least: bool = False  # the bar is a floor, not a ceiling
     beside: str = ""
     threads: int = 1  # of each process
@@ -48,7 +48,7 @@ class Result:
 
 
 def alternate(ours: Callable[[int], object], theirs: Callable[[int], object], repeats: int) -> list[float]:
-    """Our time over theirs, now one first and now the other; both are called once before, to warm up."""
+    """Return our time over theirs; each goes first in turn, and both are called once before, to warm up."""
     ours(0)
     theirs(0)
     ratios = []
@@ -66,7 +66,7 @@ def seconds_of(contestant: Callable[..., object], *work: Any) -> float:
 
 
 def generated(clients: int, images: int, test: int = 1, size: int = 32, classes: int = 10) -> tuple[Dataset, Partition]:
-    """Noise images: arithmetic does not care what is on them."""
+    """Generate images of noise, because the arithmetic does not depend on what they show."""
     rng = np.random.default_rng(0)
     total = clients * (images + test)
     pixels = rng.integers(0, 256, (total, size, size, 3), dtype=np.uint8)
@@ -78,7 +78,7 @@ def generated(clients: int, images: int, test: int = 1, size: int = 32, classes:
 
 
 def settings(label: str, sets: dict[str, Any] | None = None, **flags: Any) -> Experiment:
-    """An experiment on the ViT-Tiny that all benchmarks use."""
+    """Load an experiment on the ViT-Tiny that all benchmarks use."""
     method, _, tune = label.partition("+")
     sets = {"optimizer": "sgd", **(sets or {})}
     return load_experiment(None, sets, {**TINY, "method": method, "tune": tune or None, **flags})

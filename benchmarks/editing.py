@@ -1,10 +1,10 @@
-"""One step of PFedEdit's editing over as many whole forward passes as there are layers.
+"""Compare one step of PFedEdit's editing with as many whole forward passes as there are layers.
 
     python -m benchmarks.editing [--repeats 7] [--images 8] [--size 96]
 
-Both contestants alternate in one process on the same random weights and images of a ViT-Tiny with 12 blocks. The step
-counts all it does: the pass of the client's own model, the plain pass it records, exchanging weights, every edited pass
-and the ranking. The passes it is held against count the model alone. The bar is 0.6.
+Both contestants alternate in one process on the same random weights and images with a ViT-Tiny of 12 blocks. The time
+of the step includes everything it does: the pass of the client's own model, the plain pass that it records, exchanging
+weights, every edited pass and the ranking. The time of the whole passes includes only the model. The bar is 0.6.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Evaluating every client against one bare forward pass over the same images: python -m benchmarks.evaluation
+"""Compare evaluating every client with one bare forward pass over the same images: python -m benchmarks.evaluation
 
-8 clients with 64 test images each, ViT-Tiny at 32 px with patches of 4, one thread. The bare pass has its images ready
-as floats, in batches of a client's size as ours, and is timm's own; ours counts everything from uint8 to the summary of
-all views.
+There are 8 clients with 64 test images each, a ViT-Tiny at 32 px with patches of 4, and one thread. The bare pass is
+timm's own, on images that are ready as floats, in batches of a client's size like ours. Our time includes everything
+from uint8 to the summary of all views.
 """
 
 import argparse

@@ -1,11 +1,12 @@
-"""One round over a bare PyTorch loop on the same batches: what federation itself costs.
+"""Compare one round with a bare PyTorch loop on the same batches, to measure the overhead of federation itself.
 
     python -m benchmarks.federation [--repeats 4] [--clients 8] [--images 128] [--threads 2]
 
-Both contestants take turns in one process, now one first and now the other, with the same threads and the same
-optimiser built per client. Counted for a round: dispatch, batching, copying in and out, training, aggregation, ledger,
-and the memories' commit. Counted for the bare loop: training one model on the same batches, which lie ready; no copies,
-no aggregation. Not counted: evaluation, checkpoint, start-up; their seconds are told beside it.
+Both contestants take turns in one process, and each goes first in turn, with the same threads and the same optimizer,
+built per client. The time of a round includes dispatch, batching, copying in and out, training, aggregation, the
+ledger, and committing the clients' memories. The time of the bare loop includes training one model on the same batches,
+which are ready, without copies or aggregation. Evaluation, checkpoint and start-up are not included; their seconds are
+reported separately.
 """
 
 import argparse
@@ -35,13 +36,13 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def ready(worker: Worker, round_: int) -> list[tuple[LocalSettings, Batches]]:
-    """Every client's batches of a round."""
+    """Prepare every client's batches of a round."""
     clients = [worker.client(name, round_, {}) for name in worker.partition.clients]
     return [(c.settings, list(c.batches(c.settings.epochs, "train"))) for c in clients]
 
 
 def bare_round(model: torch.nn.Module, work: list[tuple[LocalSettings, Batches]]) -> None:
-    """What anybody would write without a framework."""
+    """Train as you would without a framework."""
     model.train()
     for local, batches in work:
         optimizer = make_optimizer(local, [p for p in model.parameters() if p.requires_grad])

@@ -1,7 +1,7 @@
-"""Head tuning with and without keeping what the frozen layers make of the images: python -m benchmarks.frozen
+"""Compare head tuning without and with the cache of frozen layers' activations: python -m benchmarks.frozen
 
-fedper+head, 8 clients of 8 images, all sampled, 10 local epochs, 5 rounds, without augmentation and evaluation, one
-thread. The caches are filled inside the measured time. Both contestants must end with the same bits.
+The work is fedper+head with 8 clients of 8 images, all sampled, 10 local epochs, 5 rounds, no augmentation or
+evaluation, and one thread. The measured time includes filling the caches. Both contestants must end with the same bits.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from fedvit.engine.loop import train_round
 
 
 def seconds(label: str, megabytes: int, clients: int, images: int, rounds: int) -> tuple[float, dict[str, Tree]]:
-    """The time of all rounds, and the clients' weights after them."""
+    """Measure the time of all rounds, and return the clients' weights after them."""
     sets = {"run.cache_mb": megabytes}
     experiment = settings(label, sets, clients=clients, cohort=clients, threads=1, epochs=10)
     worker = make_worker(experiment, images)

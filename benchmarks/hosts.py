@@ -1,10 +1,10 @@
-"""A server and two sites on hosts of their own, one of them behind a slow and lossy link: seconds a round over Flower.
+"""Measure seconds per round over Flower, with a server and two sites on separate hosts, one behind a slow, lossy link.
 
-The hosts are network namespaces joined by a bridge, so this needs root and iproute2 (and iptables for the losses):
+The hosts are network namespaces joined by a bridge, so this needs root and iproute2 (and iptables for packet loss):
 
     python -m benchmarks.hosts [--rate 20mbit] [--loss 0.01] [--rounds 3] [ROW ...]
 
-Every row is run in one process too, on the same folders; what is left of a round's time is Flower's and the link's.
+Every row also runs in one process on the same folders; the difference in time per round is due to Flower and the link.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from fedvit.network.flower.trial import Trial, submit, superlink, supernode
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.folder import Run
 
-HOSTS = {"server": "192.0.2.1", "north": "192.0.2.2", "south": "192.0.2.3"}  # addresses kept for documentation
+HOSTS = {"server": "192.0.2.1", "north": "192.0.2.2", "south": "192.0.2.3"}  # addresses reserved for documentation
 SLOW, PORT, CLASSES = "south", 8000, ("dark", "light")
 
 
@@ -40,9 +40,9 @@ def at(host: str, *words: str) -> None:
 
 @contextmanager
 def hosts(rate: str, loss: float) -> Iterator[None]:
-    """Namespaces with an address each, joined by a bridge in a fourth; both ways of the slow one are slow."""
+    """Set up namespaces, each with an address, joined by a bridge in a fourth; the slow one is slow in both directions."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        raise SystemExit("this makes network namespaces: run it as root, with iproute2 installed")
+        raise SystemExit("this creates network namespaces: run it as root, with iproute2 installed")
     names = [*HOSTS, "hub"]
     try:
         for name in names:
@@ -67,7 +67,7 @@ def hosts(rate: str, loss: float) -> Iterator[None]:
 
 
 def make_images(folder: Path, count: int) -> None:
-    """Two sites, two classes, noise of two brightnesses."""
+    """Write images for two sites and two classes: noise at two levels of brightness."""
     rng = np.random.default_rng(0)
     for site in ("north", "south"):
         for label, bright in zip(CLASSES, (80, 150), strict=True):
@@ -86,7 +86,7 @@ def flags_of(row: str, rounds: int) -> dict[str, object]:
 
 
 def over_flower(row: str, images: Path, folder: Path, rounds: int) -> Run:
-    """The row with every part on a host of its own."""
+    """Run the row with every part on its own host."""
     experiment = load_experiment(None, None, flags_of(row, rounds), groups=("north", "south"))
     experiment, federation = for_sites(experiment, ["north", "south"], CLASSES)
     trials = {name: Trial(folder / name, PORT, HOSTS["server"], inside(name)) for name in HOSTS}
@@ -117,7 +117,7 @@ def in_one_process(row: str, images: Path, folder: Path, rounds: int) -> Run:
 
 
 def seconds_a_round(run: Run) -> float:
-    """Of training; the first round, with its start-up, is left out."""
+    """Return the mean training time of a round, without the first round, which includes start-up."""
     later = [timing["seconds"]["train"] for timing in run.timings[1:]]
     return sum(later) / len(later)
 
@@ -125,10 +125,10 @@ def seconds_a_round(run: Run) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", default=["fedavg+bias", "fedperfix", "fedavg"], metavar="ROW")
-    parser.add_argument("--rate", default="20mbit", help="of the slow link, each way (default: 20mbit)")
-    parser.add_argument("--loss", type=float, default=0.01, help="share of its packets that are lost (default: 0.01)")
+    parser.add_argument("--rate", default="20mbit", help="rate of the slow link, each way (default: 20mbit)")
+    parser.add_argument("--loss", type=float, default=0.01, help="share of its packets that is lost (default: 0.01)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--images", type=int, default=32, help="of each class at each site (default: 32)")
+    parser.add_argument("--images", type=int, default=32, help="images of each class at each site (default: 32)")
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, hosts(told.rate, told.loss):
         images = Path(place) / "images"

@@ -1,7 +1,8 @@
-"""Our batches against torchvision's image by image: python -m benchmarks.images [--repeats 5]
+"""Compare our batches with torchvision's image-by-image pipeline: python -m benchmarks.images [--repeats 5]
 
-uint8 arrays to normalised 224 px float batches of 32, with padded crop and flip, one thread. torchvision's side is the
-usual pipeline over PIL images: RandomCrop, Resize, RandomHorizontalFlip, ToTensor, Normalize, then a stack.
+Both turn uint8 arrays into normalized 224 px float batches of 32, with padded crop and flip, on one thread. For
+torchvision, this is the usual pipeline over PIL images: RandomCrop, Resize, RandomHorizontalFlip, ToTensor, Normalize,
+and then a stack.
 """
 
 import argparse

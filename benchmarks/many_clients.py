@@ -1,9 +1,10 @@
-"""Rounds with 10,000 clients against 100, and the start with 100,000: python -m benchmarks.many_clients
+"""Compare rounds with 10,000 and 100 clients, and time the start with 100,000: python -m benchmarks.many_clients
 
-fedperfix on ViT-Tiny, 32 px, patches of 4; every client has 12 images, 8 train in a round, one worker, one thread.
-Images lie in a memory map, as FedViT keeps image folders. A round counts training, the store and the checkpoint. Both
-populations take turns, round by round; peak memory is taken before the smaller one joins. The last line goes from data
-in memory to the first round's messages with 100,000 clients, split.json included; its number is seconds.
+The work is fedperfix on a ViT-Tiny at 32 px with patches of 4; every client has 12 images, and 8 clients train per
+round, with one worker and one thread. Images are in a memory map, as FedViT keeps image folders. The time of a round
+includes training, the store and the checkpoint. Both populations take turns, round by round; peak memory is measured
+before the smaller one joins. The last line is the time from data in memory to the first round's messages with 100,000
+clients, including split.json, in seconds.
 """
 
 import argparse
@@ -29,11 +30,11 @@ from fedvit.engine.system import peak_rss_mb, reset_peak_rss
 from fedvit.engine.worker import Worker
 from fedvit.runs.write import class_counts, open_folder, roster_of
 
-ALONE = 3  # rounds of the larger population, for its peak memory
+ALONE = 3  # rounds of the larger population alone, for its peak memory
 
 
 class Population:
-    """So many clients, the server they share, and a folder for what they remember."""
+    """A number of clients, the server that they share, and a folder for what they remember."""
 
     def __init__(self, clients: int, folder: Path):
         self.experiment = settings("fedperfix", clients=clients, cohort=8, threads=1)
@@ -60,14 +61,14 @@ class Population:
 
 
 def mapped(dataset: Dataset, folder: Path) -> Dataset:
-    """The same images in a file."""
+    """Move the images into a file."""
     folder.mkdir(parents=True)
     np.save(folder / "images.npy", dataset.images)
     return replace(dataset, images=np.load(folder / "images.npy", mmap_mode="r"))
 
 
 def start(clients: int) -> float:
-    """Seconds from images in memory to the first round's messages, the split included."""
+    """Measure the seconds from images in memory to the first round's messages, including the partition."""
     dataset, _ = generated(clients, 12, test=0)
     experiment = settings("fedperfix", {"partition.min_samples": 2}, clients=clients, cohort=8, partition="iid")
     begin = time.perf_counter()

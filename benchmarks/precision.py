@@ -1,7 +1,7 @@
-"""bf16 and torch.compile against plain training: python -m benchmarks.precision [--repeats 3]
+"""Compare bf16 and torch.compile with plain training: python -m benchmarks.precision [--repeats 3]
 
-One client of 256 images per repeat, ViT-Tiny at 32 px with patches of 4, one thread. Compiling happens before the
-clock and is told beside it.
+Each repeat trains one client of 256 images with a ViT-Tiny at 32 px with patches of 4, on one thread. Compilation
+happens before the measurement and is reported separately.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Two worker processes of one thread against one: python -m benchmarks.workers [--repeats 3]
+"""Compare two single-threaded worker processes with one: python -m benchmarks.workers [--repeats 3]
 
-The same rounds of fedavg; the processes are started before the clock, and their start is told beside it. Every repeat
-compares the weights of both to the bit.
+Both run the same rounds of fedavg. The processes start before the measurement, and their start-up time is reported
+separately. Every repeat checks that the weights of both are equal to the bit.
 """
 
 import argparse
@@ -39,14 +39,14 @@ def results(clients: int = 8, images: int = 128, repeats: int = 3) -> list[Resul
                 one, _, _ = train_round(worker.net.plan, one, alone, experiment, names, repeat + 1, Ledger(), {})
                 end = time.perf_counter()
                 if not all(torch.equal(one.shared[name], two.shared[name]) for name in one.shared):
-                    raise SystemExit("two workers gave other weights than one")
+                    raise SystemExit("two workers gave different weights than one")
                 if repeat:
                     ratios.append((end - middle) / (middle - start))
                 else:
                     start_up = (middle - begin) - (end - middle) / 2
     return [
         Result("1 worker / 2 workers", ratios, 1.8, at_least=True, beside="equal to the bit"),
-        Result("2 workers: seconds to start, once a run", [max(0.0, start_up)], 10),
+        Result("2 workers: seconds to start, once per run", [max(0.0, start_up)], 10),
     ]
 
 

@@ -1,1 +1,1 @@
-"""FedViT against other frameworks on the same work: python -m benchmarks.others (see `__main__`)."""
+"""Compare FedViT with other frameworks on the same work: python -m benchmarks.others (see `__main__`)."""

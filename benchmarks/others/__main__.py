@@ -1,17 +1,18 @@
-"""FedViT against other frameworks on the same work, in turns, in one table of ratios.
+"""Compare FedViT with other frameworks on the same work, in turns, in one table of ratios.
 
     python -m benchmarks.others [full] [digits] [head] [--frameworks flower pfl fluke processes] [--repeats 3]
 
-Contestants are separate programs, `on_NAME.py`, each in an environment of its own (made at the first run, under
-.bench; every one has torch and timm in the versions of this environment). All get the same folder: model, first
-weights, images, cohorts, and the order of all batches (`works`), and two processes of one thread; fluke, which knows
-one process, gets two threads, on digits one (`--threads-alone` tries another number). What a framework does
-differently stands in the first lines of its script. `processes` is no framework but two bare processes.
+Contestants are separate programs, `on_NAME.py`, each in its own environment (made at the first run, under .bench; each
+has torch and timm in the versions of this environment). All get the same folder, with the model, the initial weights,
+the images, the cohorts and the order of all batches (`works`), and two processes of one thread. fluke, which supports
+only one process, gets two threads, and one on digits (`--threads-alone` tries another number). The first lines of each
+script say what its framework does differently. `processes` is not a framework, but two bare processes.
 
-Two ratios for each, our time over theirs: the whole program, from its start to its end, and a round after the first
-(the median), which leaves start-up out and also, in head tuning, our one pass through the frozen body. Beside them is
-how far their last weights are from those of a bare loop, relative to how far these went from the start: another work
-would give another end. `--small` does a little of everything, to see that all works; its times say nothing.
+There are two ratios for each, our time over theirs: one of the whole program, from its start to its end, and one of a
+round after the first (the median), which excludes start-up and, in head tuning, our single pass through the frozen
+body. The table also shows how far their final weights are from those of a bare loop, relative to how far the bare
+loop's moved from the start: different work would end elsewhere. `--small` does a little of everything, to check that
+everything works; its times mean nothing.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def python_for(name: str, folder: Path) -> Path:
 
 
 def run(name: str, python: Path, work: Path, out: Path, timeout: float) -> Time:
-    """Run a contestant and read its line; whatever it says goes to a log beside its result."""
+    """Run a contestant and read its line; all other output goes to a log next to its result."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     said = json.loads((work / "work.json").read_text())
@@ -84,7 +85,7 @@ def run(name: str, python: Path, work: Path, out: Path, timeout: float) -> Time:
             raise RuntimeError(f"not done after {timeout:.0f} s; see {out / 'log.txt'}") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and all that it has left behind
+                os.killpg(process.pid, signal.SIGKILL)  # and everything that it has left behind
             process.wait()
     total = time.monotonic() - begin
     lines = [line for line in printed.splitlines() if line.startswith('{"marks"')]
@@ -100,7 +101,7 @@ def run(name: str, python: Path, work: Path, out: Path, timeout: float) -> Time:
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, Tensor]) -> float:
-    """How far two ends are from each other, relative to the way from the start to the first."""
+    """Measure how far two results are from each other, relative to the distance from the start to the first."""
     if one.keys() != other.keys():
         return math.inf
     apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in one)
@@ -109,7 +110,7 @@ def distance(one: dict[str, Tensor], other: dict[str, Tensor], start: dict[str, 
 
 
 def bars(work: str, framework: str) -> tuple[float | None, float | None]:
-    """What is asked for: the whole program, and a round after the first."""
+    """Return the bars for the whole program and for a round after the first."""
     if work == "full":
         return (0.8 if framework == "flower" else None), 1.0
     if framework == BARE:
@@ -122,7 +123,7 @@ def not_run(work: str, framework: str, reason: str) -> Result:
 
 
 def compare(work: str, framework: str, times: dict[str, list[Time]], away: dict[str, float]) -> list[Result]:
-    """Two lines of the table: start-up included, and excluded."""
+    """Make two lines of the table, with and without start-up."""
     ours, theirs = times[OURS], times[framework]
     whole, steady = bars(work, framework)
     found = ", ".join(f"{package} {number}" for package, number in theirs[0].versions.items())
@@ -153,7 +154,7 @@ def measure(
     timeout: float,
     threads_alone: int | None = None,
 ) -> list[Result]:
-    """All contestants in turns on one work."""
+    """Run all contestants in turns on one work."""
     folder = place / "works" / (f"{work}-small" if small else work)
     works.write(work, folder, small=small, threads_alone=threads_alone)
     names = [OURS, *(name for name in pythons if name != OURS)]
@@ -184,13 +185,17 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("works", nargs="*", metavar="WORK", help=f"{', '.join(works.RECIPES)}; all of them if none")
+    parser.add_argument("works", nargs="*", metavar="WORK", help=f"{', '.join(works.RECIPES)} (default: all)")
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=FRAMEWORKS)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="a little of everything, to see that all works")
-    parser.add_argument("--folder", type=Path, default=Path(".bench"), help="for environments and results")
-    parser.add_argument("--timeout", type=float, default=3600, help="seconds for one run of one contestant")
-    parser.add_argument("--threads-alone", type=int, help="of a framework that knows only one process")
+    parser.add_argument(
+        "--small", action="store_true", help="do a little of everything, to check that everything works"
+    )
+    parser.add_argument("--folder", type=Path, default=Path(".bench"), help="folder for environments and results")
+    parser.add_argument(
+        "--timeout", type=float, default=3600, help="time limit in seconds for one run of one contestant"
+    )
+    parser.add_argument("--threads-alone", type=int, help="threads of a framework that supports only one process")
     asked = parser.parse_args()
     repeats = 1 if asked.small else asked.repeats
     unknown = set(asked.works) - set(works.RECIPES)
@@ -209,7 +214,7 @@ def main() -> None:
         rows += [not_run(work, name, reason) for name, reason in missing.items()]
     print(f"{'; '.join(f'{name}: {works.RECIPES[name].about}' for name in asked.works or works.RECIPES)}")
     alone = asked.threads_alone or "two, on digits one"
-    print(f"two processes of one thread each; threads of fluke, which knows one process: {alone}")
+    print(f"two processes of one thread each; threads of fluke, which supports one process: {alone}")
     show(rows)
 
 

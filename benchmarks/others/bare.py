@@ -1,11 +1,11 @@
-"""The work in plain PyTorch, as everyone but FedViT does it. Needs torch, timm, numpy and safetensors, not FedViT.
+"""The work in plain PyTorch, as all contestants except FedViT do it, with torch, timm, numpy and safetensors only.
 
-A work is a folder that `works.write` has made: work.json, data.npz (images, and the order in which every client sees
-its own in every round) and start.safetensors. All contestants begin with the same weights and see the same batches in
-the same order, so they should end with the same weights.
+A work is a folder made by `works.write`: work.json, data.npz (images, and the order in which every client sees its own
+in every round) and start.safetensors. All contestants begin with the same weights and see the same batches in the same
+order, so they should end with the same weights.
 
-Everyone gets the best of it: images are normalised once, before the first round; frozen layers run without gradients;
-only what learns is given to the optimiser, a fused one; a process builds its model once.
+Every contestant gets the best conditions: images are normalized once, before the first round; frozen layers run without
+gradients; the optimizer is fused and gets only what learns; and a process builds its model once.
 """
 
 import json
@@ -28,7 +28,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 
 
 class Work:
-    """What is to be done."""
+    """A description of the work to do."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -36,16 +36,16 @@ class Work:
         self.model: dict[str, Any] = said["model"]  # timm's name and sizes
         self.classes: int = said["classes"]
         self.mean, self.std = said["mean"], said["std"]
-        self.learned: str = said["learned"]  # where the weights that learn begin; empty: everything
+        self.learned: str = said["learned"]  # prefix of the weights that learn; empty: everything
         self.optimizer: str = said["optimizer"]
-        self.options: dict[str, float] = said["options"]  # of the optimiser
+        self.options: dict[str, float] = said["options"]  # of the optimizer
         self.batch: int = said["batch"]
         self.clients: list[str] = said["clients"]
         self.cohorts: list[list[str]] = said["cohorts"]  # of every round
         self.evaluates: bool = said["evaluates"]  # every client, after every round
         self.processes: int = said["processes"]
         self.threads: int = said["threads"]  # of one process
-        self.threads_alone: int = said["threads_alone"]  # where a framework knows only one process
+        self.threads_alone: int = said["threads_alone"]  # if a framework supports only one process
         self.data = dict(np.load(folder / "data.npz"))
 
     @property
@@ -59,7 +59,7 @@ class Work:
         return len(self.data[f"train {client}"])
 
     def order(self, round_: int, client: str) -> Tensor:
-        """The client's images in this round, a row for every epoch."""
+        """Return the client's images in this round, one row per epoch."""
         return torch.from_numpy(self.data[f"order {round_} {client}"])
 
     @cached_property
@@ -68,7 +68,7 @@ class Work:
 
     @cached_property
     def pixels(self) -> Tensor:
-        """All images as normalised floats; colours lie side by side in memory, as FedViT has them."""
+        """All images as normalized floats; the colors of a pixel are adjacent in memory, as in FedViT."""
         mean, std = (255 * torch.tensor(three) for three in (self.mean, self.std))
         x = torch.from_numpy(self.data["images"]).float()  # (images, height, width, 1 or 3)
         if x.shape[3] == 3:
@@ -77,7 +77,7 @@ class Work:
         return grey.sub_(mean.view(3, 1, 1)).div_(std.view(3, 1, 1))
 
     def take(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """These images and their labels, in the memory layout of `pixels`."""
+        """Return these images and their labels, in the memory layout of `pixels`."""
         x = self.pixels.permute(0, 2, 3, 1)[chosen].permute(0, 3, 1, 2) if self.in_colour else self.pixels[chosen]
         return x, self.labels[chosen]
 
@@ -86,7 +86,7 @@ class Work:
         return self.data["images"].shape[3] == 3
 
     def batches(self, round_: int, client: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """All batches of a client's round; the last of an epoch may be smaller."""
+        """Iterate over all batches of a client's round; the last of an epoch may be smaller."""
         for epoch in self.order(round_, client):
             for chosen in epoch.split(self.batch):
                 yield self.take(chosen)
@@ -101,7 +101,7 @@ def load(folder: str | Path) -> Work:
 
 
 def build(work: Work) -> nn.Module:
-    """The model with the weights that all begin with."""
+    """Build the model with the initial weights that all contestants share."""
     name, sizes = work.model["name"], work.model["sizes"]
     if name == "VisionTransformer":
         model: nn.Module = timm.models.vision_transformer.VisionTransformer(**sizes, num_classes=work.classes)
@@ -111,12 +111,12 @@ def build(work: Work) -> nn.Module:
     for path, parameter in model.named_parameters():
         parameter.requires_grad_(path.startswith(work.learned))
     if work.learned == "head":
-        model.forward = partial(frozen_body, model)  # a partial, so that a copy of the model means itself
+        model.forward = partial(frozen_body, model)  # a partial, so that a copy of the model refers to itself
     return model
 
 
 def frozen_body(model: nn.Module, x: Tensor) -> Tensor:
-    """The forward pass of head tuning: nothing is kept for a backward pass through the body."""
+    """Run the forward pass of head tuning, which keeps nothing for a backward pass through the body."""
     with torch.no_grad():
         x = model.forward_head(model.forward_features(x), pre_logits=True)
     return model.head(x)
@@ -127,7 +127,7 @@ def learned(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """A copy of what learns."""
+    """Copy the weights that learn."""
     return {name: parameter.detach().clone() for name, parameter in learned(model).items()}
 
 
@@ -142,7 +142,7 @@ def make_optimizer(work: Work, parameters: Iterable[nn.Parameter]) -> torch.opti
 
 
 def train(model: nn.Module, work: Work, round_: int, client: str) -> float:
-    """A client's round, in place; returns its mean loss."""
+    """Train a client's round in place, and return its mean loss."""
     model.train()
     optimizer = make_optimizer(work, model.parameters())
     total, count = torch.zeros(()), 0
@@ -158,14 +158,14 @@ def train(model: nn.Module, work: Work, round_: int, client: str) -> float:
 
 @torch.no_grad()
 def correct(model: nn.Module, work: Work, client: str) -> int:
-    """How many of a client's test images the model gets right."""
+    """Count the client's test images that the model classifies correctly."""
     model.eval()
     x, y = work.test(client)
     return int((model(x).argmax(1) == y).sum())
 
 
 def mean(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Tensor]:
-    """FedAvg's mean, in double precision."""
+    """Compute FedAvg's mean in double precision."""
     total, sums = 0.0, {}
     for weight, tree in weighted:
         total += weight
@@ -175,7 +175,7 @@ def mean(weighted: Iterable[tuple[float, Mapping[str, Tensor]]]) -> dict[str, Te
 
 
 def one_process(work: Work) -> dict[str, Tensor]:
-    """The whole work in this process: the reference that all others should agree with."""
+    """Do the whole work in this process, as the reference that all others should agree with."""
     model = build(work)
     shared = weights(model)
     for round_ in work.rounds:
@@ -189,9 +189,9 @@ def one_process(work: Work) -> dict[str, Tensor]:
 
 
 def report(out: str | Path, marks: list[float], end: Mapping[str, Tensor], *packages: str) -> None:
-    """The end of every contestant: its weights in a file, and one line of JSON.
+    """End a contestant: write its weights to a file and print one line of JSON.
 
-    `marks` are the moments at which rounds ended, by the clock of the whole machine.
+    `marks` are the times at which rounds ended, by the machine-wide clock.
     """
     os.makedirs(out, exist_ok=True)
     save_file({name: tensor.detach().contiguous() for name, tensor in end.items()}, Path(out) / "end.safetensors")
@@ -199,5 +199,5 @@ def report(out: str | Path, marks: list[float], end: Mapping[str, Tensor], *pack
 
 
 def now() -> float:
-    """Seconds on the machine's one clock: comparable between processes."""
+    """Return the seconds of the machine-wide clock, which are comparable between processes."""
     return time.monotonic()

@@ -1,4 +1,4 @@
-"""An environment of its own for every framework, from the package index, under one folder."""
+"""A separate environment for every framework, installed from the package index, all under one folder."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ SAME = ("torch", "timm", "safetensors")  # in the versions of this environment, 
 
 
 def python_of(name: str, folder: Path) -> Path:
-    """The interpreter of a framework's environment, which is made first if it is not there."""
+    """Return the interpreter of a framework's environment, which is created if it does not exist."""
     place = (folder / name).resolve()
     python = place / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     same = [f"{package}=={version(package).partition('+')[0]}" for package in SAME]
@@ -23,12 +23,12 @@ def python_of(name: str, folder: Path) -> Path:
     stamp = place / "installed.txt"
     if stamp.is_file() and stamp.read_text().split("\n") == wanted and python.exists():
         return python
-    print(f"making an environment for {name}: {', '.join(wanted)}", file=sys.stderr, flush=True)
+    print(f"creating an environment for {name}: {', '.join(wanted)}", file=sys.stderr, flush=True)
     shutil.rmtree(place, ignore_errors=True)
     uv = uv_command()
-    if uv is not None:  # one cache for all environments: the second one costs next to nothing
+    if uv is not None:  # one cache for all environments, so that the second one costs next to nothing
         call(uv, "venv", "--quiet", "--python", sys.executable, str(place))
-        # Compiled now, as pip does it: else the first run would pay for that.
+        # Compile now, as pip does, because otherwise the first run would pay for that.
         call(uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), *wanted)
     else:
         call(sys.executable, "-m", "venv", str(place))
@@ -43,7 +43,7 @@ def uv_command() -> str | None:
 
 
 def call(*command: str) -> None:
-    """Run an installer politely; its last words are the reason if it fails."""
+    """Run an installer; if it fails, give its last words as the reason."""
     polite = ["nice", "-n", "10"] if shutil.which("nice") else []
     done = subprocess.run([*polite, *command], capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Flower's side of a client. A module of its own, so that an actor imports it once and keeps its model."""
+"""Flower's side of a client, in a module of its own, so that an actor imports it once and keeps its model."""
 
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ app = ClientApp()
 
 @lru_cache(maxsize=1)
 def ready(folder: str) -> tuple[bare.Work, torch.nn.Module]:
-    """The work and its model: once in an actor's life."""
+    """Load the work and its model, once per actor."""
     work = bare.load(folder)
     torch.set_num_threads(work.threads)
     return work, bare.build(work)

@@ -1,9 +1,9 @@
-"""FedViT itself, as `fedvit run --workers 2 --threads 1` does it, with its checkpoints, files and report.
+"""Run FedViT itself, as `fedvit run --workers 2 --threads 1` does, with its checkpoints, files and report.
 
     python on_fedvit.py WORK OUT
 
-What it does beside the work, and the others do not: per-client scores and a confusion matrix (where the work
-evaluates), one evaluation at the end (where it does not), a checkpoint after every round, a report.
+In addition to the work, and unlike the others, it makes per-client scores and a confusion matrix (if the work
+evaluates), one evaluation at the end (if it does not), a checkpoint after every round, and a report.
 """
 
 import json
@@ -14,7 +14,7 @@ from fedvit.engine.processes import end_at_once, prepare
 
 
 def main(folder: str, out: str) -> None:
-    prepare(2)  # first of all, as the command does
+    prepare(2)  # first, as the command does
     import bare
 
     from fedvit.report.page import write_report
@@ -32,5 +32,5 @@ def main(folder: str, out: str) -> None:
 
 
 if __name__ == "__main__":
-    with end_at_once():  # as the command
+    with end_at_once():  # as the command does
         main(*sys.argv[1:])

@@ -1,10 +1,10 @@
-"""Flower's simulation engine (Ray): one actor of one CPU per process, its FedAvg strategy, the same cohorts.
+"""Run Flower's simulation engine (Ray) with one actor of one CPU per process, its FedAvg strategy and the same cohorts.
 
     python on_flower.py WORK OUT
 
 Differences: replies are averaged in the order in which they arrive, in single precision, so the last bits of the
-weights vary. Which client a node plays is written in its message, since Flower numbers nodes at random. Only weights
-that learn are sent. `run_simulation` is said to be deprecated; `flwr run` starts a server process before it.
+weights vary. The message to a node says which client the node simulates, because Flower numbers nodes at random. Only
+weights that learn are sent. `run_simulation` is marked as deprecated, but `flwr run` first starts a server process.
 """
 
 import os
@@ -23,7 +23,7 @@ from flwr.simulation import run_simulation
 
 
 class SameCohorts(FedAvg):
-    """FedAvg that asks the clients of the work, and notes when a round ends."""
+    """FedAvg that samples the clients of the work, and records when each round ends."""
 
     def __init__(self, work: bare.Work):
         super().__init__(fraction_evaluate=1.0 if work.evaluates else 0.0)
@@ -70,7 +70,7 @@ class SameCohorts(FedAvg):
 
 
 def all_nodes(grid: Grid, expected: int, seconds: float = 300) -> list[int]:
-    """Nodes register while the strategy is already running; without an end to the wait a failure would hang."""
+    """Wait for nodes, which register while the strategy runs; without a time limit, a failure would hang."""
     end = time.monotonic() + seconds
     while len(nodes := list(grid.get_node_ids())) < expected:
         if time.monotonic() > end:
@@ -80,7 +80,7 @@ def all_nodes(grid: Grid, expected: int, seconds: float = 300) -> list[int]:
 
 
 def refuse_failures(replies: list[Message], expected: int) -> None:
-    """A round that lost a client is less work."""
+    """Refuse a round that lost a client, because it is less work."""
     failed = [reply.error.reason for reply in replies if reply.has_error()]
     if failed or len(replies) != expected:
         raise SystemExit(f"{len(replies)} of {expected} clients answered, {len(failed)} with an error: {failed[:1]}")
@@ -106,7 +106,7 @@ def main(folder: str, out: str) -> None:
         run_simulation(server, flower_client.app, num_supernodes=len(work.clients), backend_config=backend)
     except RuntimeError:
         traceback.print_exc()
-        os._exit(1)  # the server's thread would go on waiting for nodes that never come
+        os._exit(1)  # the server's thread would wait forever for nodes that never come
     bare.report(out, strategy.marks, ends[0], "flwr", "ray", "torch")
 
 

@@ -1,10 +1,10 @@
-"""fluke: its CentralizedFL with FedAvg's server and clients.
+"""Run fluke, with its CentralizedFL and FedAvg's server and clients.
 
     python on_fluke.py WORK OUT
 
-Differences: it plays all clients in one process (its other mode wants a GPU per process), so that process gets the
-threads of all. It averages in single precision, so the last bits vary. It sends whole models, frozen parts included.
-It waits for every batch's loss. After the last round it evaluates and hands the model out once more.
+Differences: it simulates all clients in one process (its other mode needs a GPU per process), so that process gets the
+threads of all. It averages in single precision, so the last bits vary. It sends whole models, including frozen parts.
+It waits for every batch's loss. After the last round, it evaluates and distributes the model once more.
 """
 
 import sys
@@ -25,7 +25,7 @@ from torchmetrics import Accuracy
 
 
 class InOrder(FastDataLoader):
-    """A client's images, every epoch in the order of the work."""
+    """A client's images, in the order of the work in every epoch."""
 
     def __init__(self, work: bare.Work, client: str):
         chosen = torch.from_numpy(work.data[f"train {client}"])
@@ -39,7 +39,7 @@ class InOrder(FastDataLoader):
 
 
 class SameCohorts(Server):
-    """A server that asks the clients of the work, one cohort after the other."""
+    """A server that samples the clients of the work, one cohort after another."""
 
     def __init__(self, work: bare.Work, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -51,7 +51,7 @@ class SameCohorts(Server):
 
 
 class Marks(FederationObserver):
-    """When each round ended."""
+    """Records when each round ended."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []

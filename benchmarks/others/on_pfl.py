@@ -1,10 +1,10 @@
-"""Apple's pfl-research: its FederatedAveraging on its SimulatedBackend, a torch.distributed process per worker.
+"""Run Apple's pfl-research: its FederatedAveraging on its SimulatedBackend, a torch.distributed process per worker.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 on_pfl.py WORK OUT
 
-Differences: it averages what changed, not the weights, in single precision, so the last bits vary. It scores clients
-with the weights from before the round's mean (as many passes, other weights). A cohort is dealt to the processes in
-turn, larger clients first, so that both have about as much to do.
+Differences: it averages the changes, not the weights, in single precision, so the last bits vary. It scores clients
+with the weights from before the round's mean (as many passes, but other weights). The clients of a cohort are assigned
+to the processes in turn, larger clients first, so that both have about as much to do.
 """
 
 import os
@@ -30,7 +30,7 @@ from pfl.model.pytorch import PyTorchModel
 
 
 class Turn(Dataset):
-    """A client in one round. It gives the batches of all epochs at once, in the order of the work."""
+    """A client in one round, which gives the batches of all epochs at once, in the order of the work."""
 
     def __init__(self, work: bare.Work, round_: int, client: str):
         super().__init__(raw_data=(), user_id=client)
@@ -44,7 +44,7 @@ class Turn(Dataset):
 
 
 class Averaging(FederatedAveraging):
-    """Without the scores before and after training that pfl takes on the training images of the first round."""
+    """Averages without the scores that pfl takes before and after training on the first round's training images."""
 
     def get_next_central_contexts(self, *args: Any, **kwargs: Any) -> Any:
         contexts, model, metrics = super().get_next_central_contexts(*args, **kwargs)
@@ -54,7 +54,7 @@ class Averaging(FederatedAveraging):
 
 
 class Marks(TrainingProcessCallback):
-    """When each round ended."""
+    """Records when each round ended."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
@@ -65,7 +65,7 @@ class Marks(TrainingProcessCallback):
 
 
 def with_loss_and_metrics_(model: torch.nn.Module) -> None:
-    """What pfl asks of a module."""
+    """Add what pfl requires of a module."""
 
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         model.train()

@@ -1,8 +1,8 @@
-"""Two bare processes of one thread: a plain PyTorch loop over the same clients, averaged by hand.
+"""Run two bare processes of one thread: a plain PyTorch loop over the same clients, averaged by hand.
 
     python on_processes.py WORK OUT
 
-No framework: weights lie in shared memory, processes take the next client as soon as they are free.
+There is no framework: weights are in shared memory, and processes take the next client as soon as they are free.
 """
 
 import sys
@@ -15,7 +15,7 @@ Task = tuple[str, int, int, str]  # what to do, round, place for the answer, cli
 
 
 def serve(folder: str, shared: Any, ends: Any, tasks: Any, done: Any) -> None:
-    """A process: build the model once, then play clients."""
+    """Build the model once, then simulate clients; this is the main function of a process."""
     work = bare.load(folder)
     set_num_threads(work.threads)
     model = bare.build(work)

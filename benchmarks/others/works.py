@@ -1,4 +1,4 @@
-"""The works that all contestants do, written down so that no contestant needs FedViT to read them."""
+"""The works that all contestants do, in files that contestants can read without FedViT."""
 
 import json
 import os
@@ -24,15 +24,16 @@ ONE_A_CLIENT = {"partition": "iid", "eval_every": 0}
 
 @dataclass(frozen=True)
 class Recipe:
-    """A work: what is said to FedViT (everything else is made from that), and its images."""
+    """A work: the flags and settings for FedViT, from which everything else is made, and its images."""
 
     about: str
     flags: dict[str, Any]
     sets: dict[str, Any] = field(default_factory=dict)
-    images: int | None = None  # a client, generated; None: the data set of the flags
-    threads_alone: int = 2  # of a framework that knows only one process; `--threads-alone` tries another number
-    # How far from the bare loop's end, relative to its way, the same work may end. AdamW divides by the size of a
-    # gradient, so that the last bits of another order of sums grow; that other batches end farther away is a test.
+    images: int | None = None  # generated images per client; None: the dataset of the flags
+    threads_alone: int = 2  # of a framework that supports only one process; `--threads-alone` tries another number
+    # How far from the bare loop's result the same work may end, relative to how far the bare loop's weights moved.
+    # AdamW divides by the size of a gradient, so that last bits that differ by the order of sums grow. A test checks
+    # that different batches end farther away.
     agrees: float = 1e-2
 
 
@@ -56,7 +57,7 @@ RECIPES = {
         images=128,
     ),
 }
-SMALL = {  # the same in a few steps, to see that everything works
+SMALL = {  # the same works in a few steps, to check that everything works
     "full": {"clients": 2, "cohort": 2, "rounds": 3, "batch": 4},
     "digits": {"clients": 6, "cohort": 4, "rounds": 3, "epochs": 2, "samples": 400},
     "head": {"clients": 2, "cohort": 2, "rounds": 3, "epochs": 2, "batch": 4},
@@ -65,7 +66,7 @@ SMALL_IMAGES = 8
 
 
 def generated(clients: int, images: int, classes: int = 10) -> dict[str, np.ndarray]:
-    """Noise images: arithmetic does not care what is on them. One test image a client."""
+    """Generate images of noise, with one test image per client; the arithmetic does not depend on what they show."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, count in (("train", clients * images), ("test", clients)):
@@ -83,7 +84,7 @@ def write(
     threads: int = 1,
     threads_alone: int | None = None,
 ) -> Path:
-    """The folder of a work; all that is random in it is drawn by FedViT's own rules."""
+    """Write the folder of a work; everything random in it is drawn by FedViT's own rules."""
     recipe = RECIPES[name]
     flags = {**recipe.flags, **(SMALL[name] if small else {}), "threads": threads, "device": "cpu"}
     folder = folder.resolve()
@@ -136,14 +137,14 @@ def write(
 
 
 def order(experiment: Experiment, round_: int, client: str, train: np.ndarray) -> np.ndarray:
-    """A client's images in a round, a row for every epoch, as FedViT shuffles them."""
+    """Return a client's images in a round, one row per epoch, as FedViT shuffles them."""
     generator = randomness.generator(experiment.run.seed, round_, client, "train")
     rows = [train[torch.randperm(len(train), generator=generator).numpy()] for _ in range(experiment.train.epochs)]
     return np.stack(rows)
 
 
 def model(experiment: Experiment) -> dict[str, Any]:
-    """The model as timm is asked for it."""
+    """Return the name and sizes with which to create the model in timm."""
     sizes = sizes_of(experiment.model)
     if experiment.model.name == "vit_micro":
         return {"name": "VisionTransformer", "sizes": MICRO | sizes}

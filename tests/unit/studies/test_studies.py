@@ -551,7 +551,7 @@ def test_a_dry_run_shows_the_grid_with_its_bytes_and_runs_nothing(tmp_path: Path
         (["nothing"], "unknown study 'nothing'"),
         (["lr", "--lr", "0.1"], "this study varies train.lr"),
         (["sizes", "--seeds", "a"], "--seeds expects whole numbers"),
-        (["sizes", "--target", "50"], "--target belongs to communication, convergence"),
+        (["sizes", "--target", "50"], "--target is only for communication, convergence"),
         (["communication", "--target", "much", "--data", "digits"], "--target expects numbers"),
         (["designs", "--set", "method.k=3"], "no row has this key"),
         (["designs", "--clients", "3", "--cohort", "9"], "cannot be sampled"),
