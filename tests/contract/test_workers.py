@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fedvit.cli import app
 from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload
 from fedvit.engine import pool_size, processes, system
@@ -104,7 +106,7 @@ def test_a_workers_mistake_is_the_users_and_its_death_is_told(tmp_path: Path) ->
 
 def test_as_many_processes_as_cores_clients_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(label: str = "fedavg", wanted: int | None = None, sets: Any = None, **flags: Any) -> int:
-        experiment = tiny(label, sets, **flags)
+        experiment = tiny(label, sets, **{"threads": 1, **flags})
         dataset, split = load_data(experiment)
         return number_of_workers(wanted, experiment, make_net(experiment, 10, torch.device("cpu")), dataset, split)
 
@@ -209,13 +211,13 @@ def test_the_memory_of_training_is_near_what_it_takes() -> None:
     assert training_nbytes(net, 128) - training_nbytes(net, 64) == pytest.approx(taken, rel=0.1)
 
 
-def test_a_command_uses_all_cores_and_writes_what_one_would(tmp_path: Path) -> None:
+def test_a_command_uses_all_cores_and_writes_what_one_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDVIT_WORKERS")
     files = {}
     for workers_ in ("1", None):
         out = tmp_path / str(workers_)
-        environment = {key: value for key, value in os.environ.items() if key != "FEDVIT_WORKERS"}
-        command = [sys.executable, "-m", "fedvit", "run", "--rounds", "1", "--cohort", "4", "--out", str(out)]
-        subprocess.run([*command, *(["--workers", workers_] if workers_ else [])], env=environment, check=True)
+        flags = ["--rounds", "1", "--cohort", "4", "--epochs", "1", *(["--workers", workers_] if workers_ else [])]
+        assert CliRunner().invoke(app, ["run", *flags, "--out", str(out)]).exit_code == 0
         files[workers_] = (out / "rounds.jsonl").read_bytes(), (out / "clients.csv").read_bytes()
         shared = f"{min(4, cores())} processes share" in (out / "log.txt").read_text()
         assert shared == (workers_ is None and cores() > 1)
@@ -231,6 +233,12 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "run",
         "--rounds",
         "1000",
+        "--patch-size",
+        "4",
+        "--epochs",
+        "1",
+        "--cohort",
+        "2",
         "--workers",
         "2",
         "--out",
@@ -241,7 +249,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     while not (tmp_path / "r" / "rounds.jsonl").is_file() or not (tmp_path / "r" / "rounds.jsonl").read_text():
         assert parent.poll() is None
         assert time.monotonic() < deadline, "no round in two minutes"
-        time.sleep(0.2)
+        time.sleep(0.05)
     workers = descendants(parent.pid)
     assert len(workers) >= 4, "the two, the process they are forked from, and that of Python which tidies up"
     parent.send_signal(signal.SIGKILL)

@@ -359,15 +359,15 @@ def grown(source: Path, folder: Path, clients: int, classes: int, rows: int) -> 
         values = rng.uniform(0, 100, (clients, 2))
         lines += [f"{n},90,30,5,1,{a},{a},1.0,{b},{a - b}" for n, (a, b) in zip(names, values, strict=True)]
         (made / "clients.csv").write_text("\n".join(lines) + "\n")
-        counts = rng.integers(0, 4, (clients, classes)) * (rng.random((clients, classes)) < 0.1)
+        counts = rng.integers(0, 10, (clients, classes)) * (rng.random((clients, classes)) < 0.03)
         split: dict[str, Any] = json.loads((made / "split.json").read_text())
         split["clients"] = {name: {"train": [], "test": [], "val": []} for name in names}
         split["class_names"] = [f"class number {n}" for n in range(classes)]
         sparse = [{str(c): int(n) for c, n in enumerate(row) if n} for row in counts]
         split["class_counts"] = {name: {"train": row, "test": row} for name, row in zip(names, sparse, strict=True)}
         (made / "split.json").write_text(json.dumps(split))
-        cells = rng.integers(0, classes, (clients, 30, 2)).tolist()
-        confusion = {n: [[*pair, 1] for pair in pairs] for n, pairs in zip(names, cells, strict=True)}
+        cells = rng.integers(0, classes, (clients, 6, 2)).tolist()
+        confusion = {n: [[*pair, 5] for pair in pairs] for n, pairs in zip(names, cells, strict=True)}
         (made / "confusion.json").write_text(json.dumps(confusion))
         toml = (made / "run.toml").read_text()
         (made / "run.toml").write_text(toml.replace('name = "fedper"', f'name = "method{number}"'))

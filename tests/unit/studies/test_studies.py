@@ -43,7 +43,7 @@ FLAGS: dict[str, dict[str, Any]] = {  # what a study varies may not be set
     "sensitivity": FEW,
     "backbones": {"rounds": 1, "epochs": 1, "samples": 400, "image_size": 16, "clients": 4, "cohort": 1},
     "settings": TINY,
-    "sizes": FEW,
+    "sizes": {**FEW, "samples": 240, "clients": 4},
     "designs": FEW,
     "communication": {**TINY, "clients": 24, "rounds": 2},
     "convergence": {**TEN, "rounds": 2},
@@ -524,7 +524,7 @@ def test_pre_trained_weights_are_used_where_they_are(tmp_path: Path, caplog: pyt
 
 def test_a_study_on_pre_trained_weights_runs(shared_data: Path, tmp_path: Path) -> None:
     flags = ["--data-dir", shared_data, "--rounds", 1, "--samples", 400, "--image-size", 32, "--clients", 4]
-    status, _, message = call("study", "pretraining", *flags, "--cohort", 1, "--out", tmp_path / "s")
+    status, _, message = call("study", "pretraining", *flags, "--cohort", 1, "--seeds", 0, "--out", tmp_path / "s")
     assert status == 0, message
     content = json.loads((tmp_path / "s" / "study.json").read_text())
     assert content["grid"] == "pretrained"
