@@ -1,7 +1,9 @@
 """Precision, compiling and devices, as far as a CPU can tell."""
 
+import getpass
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,10 @@ def test_compiled_training_ends_where_plain_training_does(
     label: str, compiles: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MICRO, "depth", 1)  # more blocks of the same kind are only compiled for longer
+    kept = (
+        f"torchinductor_{getpass.getuser()}_{torch.backends.cpu.get_cpu_capability()}"  # not another processor's code
+    )
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / kept))
     torch._dynamo.utils.counters.clear()
     sets = {"optimizer": "sgd", "partition.name": "iid", "partition.min_samples": 8}
     flags = {"cohort": 1, "rounds": 1, "clients": 24, "samples": 24 * 20, "batch": 8}
