@@ -40,7 +40,7 @@ def at(host: str, *words: str) -> None:
 
 @contextmanager
 def hosts(rate: str, loss: float) -> Iterator[None]:
-    """Set up namespaces, each with an address, joined by a bridge in a fourth; the slow one is slow in both directions."""
+    """Set up namespaces with an address each, joined by a bridge in a fourth; one is slow in both directions."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         raise SystemExit("this creates network namespaces: run it as root, with iproute2 installed")
     names = [*HOSTS, "hub"]

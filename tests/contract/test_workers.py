@@ -14,7 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedvit.cli import app
+from fedvit.cli.main import app
 from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload
 from fedvit.engine import pool_size, processes, system

@@ -59,7 +59,7 @@ def _last_of(model: VisionTransformer) -> Any:
 
 
 def _is_plain(block: Any) -> bool:
-    """Return whether this is timm's own block, without random draws and without a plugin that looks at all its tokens."""
+    """Return whether this is timm's own block, with no random draws and no plugin that looks at all its tokens."""
     if type(block) is not Block or type(block.attn) is not Attention:
         return False
     attn, hooks = block.attn, [getattr(part, kind) for part in (block, block.attn) for kind in HOOKS]

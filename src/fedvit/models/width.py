@@ -79,7 +79,7 @@ class Windows:
 
 
 class Axis(NamedTuple):
-    """How an axis is cut: one window in each of `chunks` equal chunks, in steps of `step`. Without chunks it is never cut."""
+    """How an axis is cut: one window in each of `chunks` equal chunks, in steps of `step`; never, without chunks."""
 
     chunks: int
     step: int = 1
@@ -212,7 +212,7 @@ def _cut_tensor(tensor: Tensor, codes: tuple[Axis, ...], window: Window) -> Tens
 
 
 class Cutter:
-    """`cut`, once per window of the latest tree: clients with the same window share the tensors instead of copying them."""
+    """`cut`, once per window of the latest tree: clients with the same window share its tensors."""
 
     def __init__(self) -> None:
         self.whole: Mapping[str, Tensor] = {}
@@ -236,7 +236,7 @@ class Part(NamedTuple):
 
 
 def overlap_mean(whole: Tree, codes: Axes, parts: Iterable[Part]) -> Tree:
-    """Average every number over the parts that hold it, as a running sum; a number that no part holds stays as it was."""
+    """Average every number over the parts that hold it, as a running sum; a number that no part holds is kept."""
     # Adding to -0.0 changes nothing, so if all parts are whole, the result equals `tree.mean` bit for bit.
     sums = {name: torch.full_like(tensor, -0.0, dtype=torch.float64) for name, tensor in whole.items()}
     weights = {name: torch.zeros_like(tensor, dtype=torch.float32) for name, tensor in whole.items()}
@@ -304,7 +304,7 @@ def scaled(model: nn.Module, rate: float) -> Iterator[None]:
     codes = axes(model) if rate < 1 else {}
     layers = {path: part for path, part in model.named_modules() if isinstance(part, (nn.Linear, nn.Conv2d))}
     hidden = [part for path, part in layers.items() if codes.get(f"{path}.weight", (WHOLE,))[0].chunks]
-    # Before the plugins' hooks, because what these add to a layer's output comes from layers that are scaled themselves.
+    # Before the plugins' hooks: what these add to a layer's output comes from layers that are scaled themselves.
     handles = [part.register_forward_hook(partial(_divide, rate), prepend=True) for part in hidden]
     try:
         yield

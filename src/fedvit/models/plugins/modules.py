@@ -78,7 +78,7 @@ class OffsetImage(nn.Module):
 class StatisticNoise(nn.Module):
     """FedFA's layer after one stage. It has no weights, and returns features unchanged unless `spread` is set.
 
-    `seen` (2, channels) is the moving average of channel means and deviations, and `spread` its variance across clients.
+    `seen` (2, channels) is the moving average of channel means and deviations, `spread` its variance across clients.
     """
 
     def __init__(self, channels: int, over: tuple[int, ...], prob: float, momentum: float):
@@ -139,7 +139,7 @@ class ImageSplitter(nn.Module):
 
 
 class PseudoToken(nn.Module):
-    """FeSViBS's block: view patch tokens as a map, apply two convolutions with a residual, and average to a class token."""
+    """FeSViBS's block: two convolutions with a residual over the map of patch tokens, averaged to a class token."""
 
     def __init__(self, dim: int, dropout: float = 0.5):
         super().__init__()
