@@ -24,7 +24,7 @@ def name_groups_(model: nn.Module, groups: dict[str, list[str]]) -> None:
 
 
 def group(name: str) -> Selector:
-    """Select a layer group by its name on the command line: the model's own name, one of GROUPS, blocks.N, or a plugin."""
+    """Select a layer group by its name: one of the model itself, one of GROUPS, blocks.N, or a plugin."""
 
     def match(model: nn.Module) -> set[str]:
         named = groups_of_model(model)
