@@ -87,7 +87,7 @@ def flags_of(row: str, rounds: int) -> dict[str, object]:
 
 def over_flower(row: str, images: Path, folder: Path, rounds: int) -> Run:
     """Run the row with every part on its own host."""
-    experiment = load_experiment(None, None, flags_of(row, rounds), groups=("north", "south"))
+    experiment = load_experiment(None, None, flags_of(row, rounds), sites=("north", "south"))
     experiment, federation = for_sites(experiment, ["north", "south"], CLASSES)
     trials = {name: Trial(folder / name, PORT, HOSTS["server"], inside(name)) for name in HOSTS}
     out = folder / "out"

@@ -105,9 +105,9 @@ def run(
     sets = dict(settings or {})
     if groups is not None:
         sets["model.groups"] = {name: list(paths) for name, paths in groups.items()}
-    sites = dataset.group_names if dataset else None
+    sites = dataset.site_names if dataset else None
     place = Path(out) if out is not None else None
-    resolved, folder = settle(file, sets, flags, place, resume=resume, groups=sites, own=own)
+    resolved, folder = settle(file, sets, flags, place, resume=resume, sites=sites, own=own)
     for _ in start_or_resume(resolved, folder, resume=resume, dataset=dataset, workers=workers):
         pass
     write_report([folder], folder / "report.html")

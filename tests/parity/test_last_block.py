@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedvit
+from fedvit.core.plan import Plugin
 from fedvit.core.settings import ModelSettings
 from fedvit.models.build import build
-from fedvit.models.plugins.specs import Adapter, FeatureNoise, Lora, Plugin, Prefix, Prompt
+from fedvit.models.plugins.specs import Adapter, FeatureNoise, Lora, Prefix, Prompt
 from fedvit.models.token_skipping import all_tokens, forward, give_all_tokens_, skip_unread_tokens_
 from fedvit.runs.models import client_model, open_run
 from tests.conftest import Bench, same_trees, tiny

@@ -29,7 +29,7 @@ def flower(
         need_flower()
         names, labels = names_of(sites), names_of(classes)
         given_sets = parse_sets(flags["sets"] or [])
-        experiment = load_experiment(base, given_sets, given(flags), groups=tuple(names))
+        experiment = load_experiment(base, given_sets, given(flags), sites=tuple(names))
         experiment, federation = for_sites(experiment, names, labels)
         write_app(app_dir, experiment, federation, run_dir)
         out.print(

@@ -49,12 +49,12 @@ def load_experiment(
     sets: Mapping[str, Any] | None = None,
     flags: Mapping[str, Any] | None = None,
     base: Tables | None = None,
-    groups: tuple[str, ...] | None = None,
+    sites: tuple[str, ...] | None = None,
     own: FromPython | None = None,
 ) -> Experiment:
     """Resolve the experiment from these layers; the file overrides `base`.
 
-    `groups` are sites known from Python; `own` holds a plan and a module from Python.
+    `sites` are those known from Python; `own` holds a plan and a module from Python.
     """
     own = own or FromPython()
     sets = sets or {}
@@ -63,7 +63,7 @@ def load_experiment(
     names: Tables = {kind: {"name": sets[f"{kind}.name"]} for kind in ("method", "tune") if f"{kind}.name" in sets}
     chosen = stack_tables([*lower, names, upper])
     method, tune = (str(chosen[kind]["name"]) for kind in ("method", "tune"))
-    return resolve(stack_tables([*lower, _set_tables(sets, method, tune), upper]), groups, own)
+    return resolve(stack_tables([*lower, _set_tables(sets, method, tune), upper]), sites, own)
 
 
 def _own_tables(own: FromPython) -> Tables:

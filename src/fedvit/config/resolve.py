@@ -12,7 +12,7 @@ from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
-from fedvit.data.sources import groups_of
+from fedvit.data.sources import sites_of
 from fedvit.methods import METHODS, plan_of
 from fedvit.methods.tunes import SCRATCH_LR, TUNES, make_tune
 from fedvit.models.build import input_size
@@ -37,7 +37,7 @@ def keys_of_tables(method: str, tune: str) -> dict[str, list[str]]:
     return keys
 
 
-def resolve(tables: Tables, groups: tuple[str, ...] | None = None, own: FromPython | None = None) -> Experiment:
+def resolve(tables: Tables, sites: tuple[str, ...] | None = None, own: FromPython | None = None) -> Experiment:
     """Check every value and fill in every default that depends on another."""
     method = options("method", METHODS, tables.get("method", {}), "fedavg")
     tune_table = tables.get("tune", {})
@@ -56,7 +56,7 @@ def resolve(tables: Tables, groups: tuple[str, ...] | None = None, own: FromPyth
         experiment = Experiment.model_validate({**tables, "method": method, "tune": tune})
     except ValidationError as problem:
         raise UserError(readable(problem)) from problem
-    return _with_defaults(experiment.with_own(own or FromPython()), groups)
+    return _with_defaults(experiment.with_own(own or FromPython()), sites)
 
 
 def _is_groups(name: str, named: Iterable[str]) -> bool:
@@ -103,18 +103,17 @@ def readable(problem: ValidationError) -> str:
     return "; ".join(lines)
 
 
-def _with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Experiment:
+def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Experiment:
     """Fill in the defaults that depend on other values."""
     init = "random" if experiment.model.from_scratch else "zero"
     method, tune = (_resolved_init(table, init) for table in (experiment.method, experiment.tune))
     experiment = experiment.model_copy(update={"method": method, "tune": tune})
-    plan = plan_of(experiment)
     train, run = experiment.train, experiment.run
-    groups = groups_of(experiment.data) if groups is None else groups
-    partition = experiment.partition.name or ("site" if groups else "dirichlet")
+    sites = sites_of(experiment.data) if sites is None else sites
+    partition = experiment.partition.name or ("site" if sites else "dirichlet")
     clients = experiment.partition.clients
     if clients is None:
-        clients = len(groups) if groups and partition in ("site", "domain") else DEFAULT_CLIENTS
+        clients = len(sites) if sites and partition in ("site", "domain") else DEFAULT_CLIENTS
     seen = clients - experiment.data.unseen
     cohort = train.cohort if train.cohort is not None else max(1, min(seen, LARGEST_DEFAULT_COHORT))
     if seen < 1:
@@ -127,8 +126,7 @@ def _with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Ex
     every = run.eval_every
     if every is None:
         every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
-    usual = "adamw" if experiment.model.from_scratch else "sgd"
-    optimizer = train.optimizer or ("adam" if isinstance(plan, SplitPlan) else usual)
+    optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum is only for sgd and has no effect with {optimizer}: set train.optimizer=sgd")
     return experiment.model_copy(
@@ -140,7 +138,7 @@ def _with_defaults(experiment: Experiment, groups: tuple[str, ...] | None) -> Ex
                     "cohort": cohort,
                     "optimizer": optimizer,
                     "lr": train.lr or _default_lr(experiment, optimizer),
-                    "weighting": train.weighting or plan.weighting,
+                    "weighting": train.weighting or plan_of(experiment).weighting,
                 }
             ),
             "run": run.model_copy(update={"eval_every": every, "device": _choose_device(run)}),
@@ -164,6 +162,12 @@ def _choose_device(run: RunSettings) -> str:
             reason = str(problem).splitlines()[0]
             raise UserError(f"the device {name!r} cannot be used: {reason}; try --device cpu") from problem
     return run.device
+
+
+def _default_optimizer(experiment: Experiment) -> str:
+    if isinstance(plan_of(experiment), SplitPlan):
+        return "adam"
+    return "adamw" if experiment.model.from_scratch else "sgd"
 
 
 def _default_lr(experiment: Experiment, optimizer: str) -> float:

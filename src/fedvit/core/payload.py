@@ -17,7 +17,7 @@ DTYPES = {
     "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
-EMPTY = "empty"  # metadata key that lists the groups without tensors
+EMPTY = "empty"  # metadata key that lists the trees without tensors
 LONGEST_HEADER = 16_000_000
 ALIGNED = 16  # the first tensor starts at a multiple of this many bytes
 
@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 
 @dataclass(frozen=True)
 class Payload:
-    """Named groups of tensors, and named numbers."""
+    """Named trees of tensors, and named numbers."""
 
     trees: Mapping[str, Tree] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
@@ -63,11 +63,11 @@ def from_bytes(blob: bytes, *, copy: bool = False) -> Payload:
     return Payload(trees, json.loads(metadata.get("numbers", "{}")))
 
 
-def frame(groups: Mapping[str, Tree], metadata: Mapping[str, str]) -> bytes:
+def frame(trees: Mapping[str, Tree], metadata: Mapping[str, str]) -> bytes:
     """Build a safetensors blob from CPU tensors, copying each one once, into its place; the widest types come first."""
-    flat = flatten(groups)
+    flat = flatten(trees)
     names = sorted(flat, key=lambda name: -flat[name].element_size())
-    empty = [group for group, members in groups.items() if not members]
+    empty = [group for group, members in trees.items() if not members]
     header: dict[str, object] = {"__metadata__": {**metadata, **({EMPTY: json.dumps(empty)} if empty else {})}}
     at = 0
     for name in names:
@@ -96,8 +96,8 @@ def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
             raise ValueError("the metadata is not text")
         if (expected := sum(tensor.nbytes for tensor in flat.values())) != len(blob) - start:
             raise ValueError(f"{len(blob) - start} bytes of tensors where {expected} were expected")
-        groups: dict[str, Tree] = {str(group): {} for group in json.loads(metadata.pop(EMPTY, "[]"))}
-        return groups | unflatten(flat), metadata
+        trees: dict[str, Tree] = {str(group): {} for group in json.loads(metadata.pop(EMPTY, "[]"))}
+        return trees | unflatten(flat), metadata
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as problem:
         raise ValueError(f"not safetensors: {str(problem)[:200]}") from problem
 
@@ -116,19 +116,19 @@ def _lying_in(blob: bytes, start: int, *, dtype: str, shape: list[int], data_off
     return torch.frombuffer(blob, dtype=kind, count=count, offset=start + begin).view(shape)
 
 
-def flatten(groups: Mapping[str, Tree]) -> Tree:
-    """Merge groups of trees into one tree with names `group/name`."""
+def flatten(trees: Mapping[str, Tree]) -> Tree:
+    """Merge named trees into one tree with names `tree/name`."""
     return {
         f"{group}{SEPARATOR}{name}": tensor.contiguous()
-        for group, members in groups.items()
+        for group, members in trees.items()
         for name, tensor in members.items()
     }
 
 
 def unflatten(flat: Mapping[str, object]) -> dict[str, Tree]:
-    """Restore the groups that `flatten` merged."""
-    groups: dict[str, Tree] = {}
+    """Restore the trees that `flatten` merged."""
+    trees: dict[str, Tree] = {}
     for path, tensor in flat.items():
         group, name = path.split(SEPARATOR, 1)
-        groups.setdefault(group, {})[name] = tensor  # type: ignore[assignment]
-    return groups
+        trees.setdefault(group, {})[name] = tensor  # type: ignore[assignment]
+    return trees

@@ -19,15 +19,15 @@ def from_clients(clients: Mapping[str, Any], names: Sequence[str] | None = None)
         if len(pixels) != len(numbers) or not len(numbers):
             raise UserError(f"client {name} has {len(pixels)} images and {len(numbers)} labels")
     labels = np.concatenate([labels for _, labels in pairs.values()])
-    groups = np.repeat(np.arange(len(pairs)), [len(labels) for _, labels in pairs.values()])
+    sites = np.repeat(np.arange(len(pairs)), [len(labels) for _, labels in pairs.values()])
     given = None if names is None else np.asarray(names)
     return Dataset(
         "python",
         join_parts([images for images, _ in pairs.values()], "the clients' data"),
         labels,
         class_names(given, labels, "class_names"),
-        groups=groups,
-        group_names=tuple(map(str, clients)),
+        sites=sites,
+        site_names=tuple(map(str, clients)),
     )
 
 

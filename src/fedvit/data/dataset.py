@@ -31,8 +31,8 @@ class Dataset:
     labels: Labels
     class_names: tuple[str, ...]
     official_test: NDArray[np.bool_] | None = None  # if the source defines a test set
-    groups: Labels | None = None  # the domain or site of each image
-    group_names: tuple[str, ...] = ()
+    sites: Labels | None = None  # the domain or site of each image
+    site_names: tuple[str, ...] = ()
     fingerprint: str = ""  # of the images; if empty, computed from the array
 
     def __post_init__(self) -> None:
@@ -130,5 +130,5 @@ def keep_only(dataset: Dataset, kept: Indices) -> Dataset:
         images=np.broadcast_to(np.zeros((), np.uint8), (len(kept), 1, 1, 1)),
         labels=dataset.labels[kept],
         official_test=None if dataset.official_test is None else dataset.official_test[kept],
-        groups=None if dataset.groups is None else dataset.groups[kept],
+        sites=None if dataset.sites is None else dataset.sites[kept],
     )

@@ -26,8 +26,8 @@ class _Scan:
     labels: NDArray[np.int64]
     class_names: tuple[str, ...]
     official_test: NDArray[np.bool_] | None
-    groups: NDArray[np.int64] | None
-    group_names: tuple[str, ...]
+    sites: NDArray[np.int64] | None
+    site_names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class _Place:
     """What a folder's path says: its class, its domain or site, and whether it belongs to train, test or val."""
 
     label: str
-    group: str | None
+    site: str | None
     part: str | None
 
 
@@ -92,11 +92,11 @@ def place(parts: tuple[str, ...], root: Path, layout: Layout) -> _Place:
     )
 
 
-def group_names(root: Path, layout: Layout) -> tuple[str, ...]:
+def site_names(root: Path, layout: Layout) -> tuple[str, ...]:
     """Return the domains or sites below a folder; there are none if classes come first."""
     if layout in ("class", "tiny_imagenet") or _is_tiny_imagenet(root):
         return ()
-    return tuple(sorted({g for leaf in leaves(root) if (g := place(leaf.parts, root, layout).group) is not None}))
+    return tuple(sorted({g for leaf in leaves(root) if (g := place(leaf.parts, root, layout).site) is not None}))
 
 
 def _is_tiny_imagenet(root: Path) -> bool:
@@ -104,7 +104,7 @@ def _is_tiny_imagenet(root: Path) -> bool:
 
 
 def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
-    """Find every image file with its class, group and part."""
+    """Find every image file with its class, site and part."""
     if layout == "tiny_imagenet" or (layout == "auto" and _is_tiny_imagenet(root)):
         return _scan_tiny_imagenet(root)
     placed = [
@@ -113,12 +113,12 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
     ]
     if not placed:
         raise UserError(f"no image folders in {root}: expected class/image or site/class/image")
-    if len({where.group is None for _, where, _ in placed}) > 1:
-        plain = next(folder for folder, where, _ in placed if where.group is None)
-        deep = next(folder for folder, where, _ in placed if where.group is not None)
+    if len({where.site is None for _, where, _ in placed}) > 1:
+        plain = next(folder for folder, where, _ in placed if where.site is None)
+        deep = next(folder for folder, where, _ in placed if where.site is not None)
         raise UserError(f"{root} mixes class/image ({plain.name}) and site/class/image ({deep.relative_to(root)})")
     names = _agreed_classes(root, [(where, files) for _, where, files in placed], class_list)
-    groups = tuple(sorted({where.group for _, where, _ in placed if where.group is not None}))
+    sites = tuple(sorted({where.site for _, where, _ in placed if where.site is not None}))
     parts = {where.part for _, where, _ in placed}
     test_part = "test" if "test" in parts else "val" if "val" in parts and "train" in parts else None
     files, labels, tests, owners = [], [], [], []
@@ -127,14 +127,14 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
             files.append(file)
             labels.append(names.index(where.label))
             tests.append(where.part == test_part)
-            owners.append(groups.index(where.group) if where.group is not None else 0)
+            owners.append(sites.index(where.site) if where.site is not None else 0)
     return _Scan(
         tuple(files),
         np.array(labels, dtype=np.int64),
         names,
         np.array(tests, dtype=np.bool_) if test_part else None,
-        np.array(owners, dtype=np.int64) if groups else None,
-        groups,
+        np.array(owners, dtype=np.int64) if sites else None,
+        sites,
     )
 
 
@@ -142,22 +142,22 @@ def _agreed_classes(
     root: Path, placed: Sequence[tuple[_Place, list[Path]]], class_list: Sequence[str]
 ) -> tuple[str, ...]:
     """Return the class names of all sites, which must agree unless `data.class_names` lists them."""
-    by_group: dict[str | None, set[str]] = {}
+    by_site: dict[str | None, set[str]] = {}
     for where, files in placed:
-        by_group.setdefault(where.group, set()).add(where.label)
+        by_site.setdefault(where.site, set()).add(where.label)
         if not files and not class_list and where.part in (None, "train"):
-            site = f" of {where.group}" if where.group else ""
-            raise UserError(f"the class {where.label!r}{site} in {root} is empty: remove the folder or fill it")
-    every = set().union(*by_group.values())
+            owner = f" of {where.site}" if where.site else ""
+            raise UserError(f"the class {where.label!r}{owner} in {root} is empty: remove the folder or fill it")
+    every = set().union(*by_site.values())
     if class_list:
         strange = sorted(every - set(class_list))
         if strange:
             raise UserError(f"{root} has classes that data.class_names does not list: {', '.join(strange)}")
         return tuple(class_list)
-    for group, mine in by_group.items():
+    for site, mine in by_site.items():
         if mine != every:
             raise UserError(
-                f"the sites in {root} have different class names: {group} lacks {', '.join(sorted(every - mine))}; "
+                f"the sites in {root} have different class names: {site} lacks {', '.join(sorted(every - mine))}; "
                 "rename the folders, or list all classes with --set data.class_names=a,b,c"
             )
     return tuple(sorted(every))

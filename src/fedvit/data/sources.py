@@ -66,12 +66,12 @@ def unknown(settings: DataSettings) -> str:
     )
 
 
-def groups_of(settings: DataSettings) -> tuple[str, ...]:
+def sites_of(settings: DataSettings) -> tuple[str, ...]:
     """Return the domains or sites of a folder without reading its images; any other source has none."""
     if settings.site is not None:
         return (settings.site,)
     path = _locate(settings)
-    return folders.group_names(path, settings.layout) if path is not None and path.is_dir() else ()
+    return folders.site_names(path, settings.layout) if path is not None and path.is_dir() else ()
 
 
 # Sources.
@@ -150,13 +150,13 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
         log.warning("%s mixes %d gray and %d color images: all become color", root, kinds["grey"], kinds["colour"])
     if not good.all():
         log.warning("%d of %d files in %s could not be read and are skipped", (~good).sum(), count, root)
-    groups, owners = found.groups, found.group_names
+    sites, owners = found.sites, found.site_names
     if settings.site is not None:
-        if groups is not None:
+        if sites is not None:
             raise UserError(
                 f"{root} has the sites {', '.join(owners)}: the folder of {settings.site} must be class/image"
             )
-        groups, owners = np.zeros(count, dtype=np.int64), (settings.site,)
+        sites, owners = np.zeros(count, dtype=np.int64), (settings.site,)
     labels = found.labels[good]
     for label, name in enumerate(found.class_names):
         number = int((labels == label).sum())
@@ -170,7 +170,7 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
         labels,
         found.class_names,
         None if found.official_test is None else found.official_test[good],
-        None if groups is None else groups[good],
+        None if sites is None else sites[good],
         owners,
         json.dumps(key),
     )
@@ -190,6 +190,6 @@ def list_datasets(settings: DataSettings) -> list[dict[str, Any]]:
     if folder and folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.is_dir() and folders.looks_like_images(path):
-                kind = "folders by domain or site" if folders.group_names(path, "auto") else "folders by class"
+                kind = "folders by domain or site" if folders.site_names(path, "auto") else "folders by class"
                 entries.append({"name": path.name, "kind": kind, "images": None, "classes": None, "present": True})
     return entries

@@ -12,11 +12,11 @@ from fedvit.core.batches import InputSettings, prepare
 from fedvit.core.client import LocalSettings
 from fedvit.core.training import eval_mode
 from fedvit.models.cuts import TAIL, needed_rows
-from fedvit.models.plugins.attach import head_names
+from fedvit.models.plugins.attach import classifier_names
 from fedvit.models.plugins.specs import HeadMaker, Projection, SecondHead
 from fedvit.models.token_skipping import draws
 
-BESIDE_HEAD = (SecondHead.kind, HeadMaker.kind, Projection.kind)
+BESIDE_CLASSIFIER = (SecondHead.kind, HeadMaker.kind, Projection.kind)
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Start:
 
 def first_learned(module: nn.Module, trainable: Collection[str]) -> Start | None:
     """Return the last point before all trainable weights; None if one comes first or the architecture is unknown."""
-    heads = head_names(module)
-    if all(lies_under(name, (*heads, *BESIDE_HEAD)) for name in trainable) and len(heads) == 1:
+    heads = classifier_names(module)
+    if all(lies_under(name, (*heads, *BESIDE_CLASSIFIER)) for name in trainable) and len(heads) == 1:
         return Start(classifier=heads[0])
     if not isinstance(module, VisionTransformer):
         return None
@@ -49,7 +49,7 @@ def _first_block(name: str, depth: int) -> int:
     """Return the number of blocks that come before a weight of a ViT."""
     if name.startswith("blocks."):
         return int(name.split(".")[1])
-    return depth if lies_under(name, (*TAIL, *BESIDE_HEAD)) else 0
+    return depth if lies_under(name, (*TAIL, *BESIDE_CLASSIFIER)) else 0
 
 
 def is_random_before(module: nn.Module, start: Start) -> bool:

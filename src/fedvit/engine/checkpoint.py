@@ -51,15 +51,15 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
             damage.append(f"{path.name}: {problem}")
             log.warning("checkpoint %s is damaged (%s); trying the previous generation", path.name, problem)
             continue
-        groups = from_bytes(blob, copy=True).trees
-        memory = {k.removeprefix("memory:"): v for k, v in groups.items() if k.startswith("memory:")}
+        trees = from_bytes(blob, copy=True).trees
+        memory = {k.removeprefix("memory:"): v for k, v in trees.items() if k.startswith("memory:")}
         store.versions = manifest["clients"]
         if clean:
             _sweep(folder, manifest["round"])
             current = {version["file"] for version in store.versions.values()}
             older = sorted(f"clients/{path.name}" for path in folder.glob("clients/*"))
             store.superseded = [(manifest["round"], file) for file in older if file not in current]
-        return Server(manifest["round"], dict(groups.get("shared", {})), memory)
+        return Server(manifest["round"], dict(trees.get("shared", {})), memory)
     if damage:
         raise UserError(
             f"no generation of the checkpoint in {folder} is intact ({'; '.join(damage)}): "

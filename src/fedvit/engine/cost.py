@@ -85,7 +85,7 @@ def split_costs(net: Net, batch: int) -> dict[str, Any]:
                 x = parts.run(part, {}, x, depth=split.deepest(parts))
             macs[part] = int(counter.get_total_flops()) // 2
     weights = dict(net.module.named_parameters())
-    own = [weights[name] for name in split.cut.names(net.module, "head", "tail") if name in weights]
+    own = [weights[name] for name in split.cut.names(net.module, "client_head", "client_tail") if name in weights]
     return {
         "client_macs_per_example": macs["head"] + macs["tail"],
         "server_macs_per_example": macs["body"],

@@ -164,8 +164,8 @@ def evaluate(
     """Score all clients' views, sampled or not; those in `answers` get back what they reported, not the server's."""
     messages = {name: for_round(plan.dispatch(server, name), number) for name, server in servers.items()}
     for name, reported in answers.items():
-        groups = {key: reported.trees.get(key, group) for key, group in messages[name].trees.items()}
-        messages[name] = replace(messages[name], trees=groups)
+        trees = {key: reported.trees.get(key, group) for key, group in messages[name].trees.items()}
+        messages[name] = replace(messages[name], trees=trees)
     task: Task = "evaluate"
     scores = {}
     for name, answer in transport.exchange(task, messages):

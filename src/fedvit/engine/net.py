@@ -22,7 +22,7 @@ from fedvit.core.settings import Experiment, TrainSettings
 from fedvit.core.training import load_
 from fedvit.core.tree import Tree
 from fedvit.engine.activation_cache import (
-    BESIDE_HEAD,
+    BESIDE_CLASSIFIER,
     lies_under,
 )
 from fedvit.methods import METHODS, Method, plan_of
@@ -177,7 +177,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     if isinstance(plan, SplitPlan) and plan.init == "random" and not model.from_scratch:
         untrained = model.model_copy(update={"weights": None, "pretrained": False})
         fresh = state(build(untrained, classes, join_plugins(plan.build, tune.build), experiment.run.seed, own))
-        names = [name for name in plan.cut.names(module, "head", "tail") if name in roles.trainable]
+        names = [name for name in plan.cut.names(module, "client_head", "client_tail") if name in roles.trainable]
         load_(state(module), tree.pick(fresh, names))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
     module = module.to(device)
@@ -216,7 +216,7 @@ def _may_skip_tokens(plan: Method, roles: Roles, experiment: Experiment) -> bool
     it where only weights behind the blocks are trained: an image passes the blocks once, and sums of few rows round
     differently in every batch.
     """
-    behind = all(lies_under(name, (*TAIL, *BESIDE_HEAD)) for name in roles.trainable)
+    behind = all(lies_under(name, (*TAIL, *BESIDE_CLASSIFIER)) for name in roles.trainable)
     ours = experiment.own.plan is None and experiment.own.module is None
     return isinstance(plan, Plan) and ours and not behind
 

@@ -32,7 +32,7 @@ from fedvit.core.server import Server
 from fedvit.core.settings import Count, Fraction, NotNegative, Positive
 from fedvit.core.training import Loss, cross_entropy, descend
 from fedvit.core.tree import Tree
-from fedvit.models.plugins.attach import head_names
+from fedvit.models.plugins.attach import classifier_names
 
 Ramp = partial[float]  # from a round's number to its private share
 
@@ -47,7 +47,7 @@ def places(module: nn.Module, weights: Mapping[str, Tensor]) -> Tree:
     What is always shared is at -1. A tensor whose width is a multiple of the model's (queries, keys, values) counts as
     several layers side by side.
     """
-    heads, found = head_names(module), {}
+    heads, found = classifier_names(module), {}
     for name, tensor in weights.items():
         owner = name.rpartition(".")[0]
         first = isinstance(module.get_submodule(owner), nn.Linear | nn.modules.conv._ConvNd)

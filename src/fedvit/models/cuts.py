@@ -14,7 +14,7 @@ from fedvit.core.tree import Tree
 
 EMBEDDING = ("patch_embed", "cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre")
 TAIL = ("norm", "fc_norm", "attn_pool", "head", "head_dist")
-Where = Literal["head", "body", "tail"]
+Where = Literal["client_head", "body", "client_tail"]
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Cut:
         """Return the part that a weight belongs to."""
         first, _, rest = name.partition(".")
         if self.kind in ("A", "vibs") and first in EMBEDDING:
-            return "head" if first == "patch_embed" else "body"
+            return "client_head" if first == "patch_embed" else "body"
         if first in EMBEDDING:
-            return "head"
+            return "client_head"
         if self.kind == "after":
-            return "head" if first == "blocks" and int(rest.partition(".")[0]) < self.block else "body"
+            return "client_head" if first == "blocks" and int(rest.partition(".")[0]) < self.block else "body"
         if first in TAIL and not (self.kind == "A" and first == "norm"):
-            return "tail"
+            return "client_tail"
         return "body"
 
     def names(self, model: nn.Module, *parts: Where) -> list[str]:
@@ -108,15 +108,15 @@ class Parts:
         classify = Stage(model, model.forward_head, _under(model, *TAIL[1:]))
         match cut.kind:
             case "B":
-                self.head, self.body, self.tail = [patches, tokens], blocks, [norm, classify]
+                self.client_head, self.body, self.client_tail = [patches, tokens], blocks, [norm, classify]
             case "A":
-                self.head, self.body, self.tail = [patches], [tokens, *blocks, norm], [classify]
+                self.client_head, self.body, self.client_tail = [patches], [tokens, *blocks, norm], [classify]
             case "after":
-                self.head = [patches, tokens, *blocks[: cut.block]]
-                self.body, self.tail = [*blocks[cut.block :], norm, classify], []
+                self.client_head = [patches, tokens, *blocks[: cut.block]]
+                self.body, self.client_tail = [*blocks[cut.block :], norm, classify], []
             case "vibs":
                 pseudo = Stage(model, model.get_submodule("pseudo_token"), _under(model, "pseudo_token"))
-                self.head, self.body, self.tail = [patches], [*blocks, pseudo], [norm, classify]
+                self.client_head, self.body, self.client_tail = [patches], [*blocks, pseudo], [norm, classify]
 
     def add_tokens(self, x: Tensor) -> Tensor:
         tokens: Tensor = self.model._pos_embed(x)
@@ -129,7 +129,7 @@ class Parts:
         return self.rows_of(x) if part == "body" else x
 
     def stages(self, part: Where, depth: int | None = None) -> list[Stage]:
-        chain = {"head": self.head, "body": self.body, "tail": self.tail}[part]
+        chain = {"client_head": self.client_head, "body": self.body, "client_tail": self.client_tail}[part]
         return chain if depth is None or part != "body" else [*chain[:depth], chain[-1]]
 
     def rows_of(self, x: Tensor) -> Tensor:

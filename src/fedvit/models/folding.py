@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvit.core.plan import Plugin
-from fedvit.models.plugins.attach import head_names, vit_blocks
+from fedvit.models.plugins.attach import classifier_names, vit_blocks
 from fedvit.models.plugins.specs import (
     Adapter,
     FeatureNoise,
@@ -49,7 +49,7 @@ def fold(model: nn.Module, plugins: Sequence[Plugin]) -> Weights:
                 _fold_prefix(model, plugin, weights)
             case SecondHead():
                 seconds: Iterable[Any] = model.get_submodule("second_head").children()
-                for path, second in zip(head_names(model), seconds, strict=True):
+                for path, second in zip(classifier_names(model), seconds, strict=True):
                     _add(weights, f"{path}.weight", second.weight)
                     _add(weights, f"{path}.bias", second.bias)
             case HeadMaker() | Splitter() | FeatureNoise():

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.roles import Selector, of_type, segment, state_names, under
-from fedvit.models.plugins.attach import groups_of_model, head_names
+from fedvit.models.plugins.attach import classifier_names, groups_of_model
 from fedvit.models.plugins.specs import KINDS
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, nn.RMSNorm)
@@ -44,7 +44,7 @@ def _known_group(name: str, named: Iterable[str] = ()) -> Selector:
     """Select a layer group that does not depend on the model: one of GROUPS, blocks.N, or a plugin."""
     match name:
         case "head":
-            return Selector("head", lambda model: under(*head_names(model)).match(model))
+            return Selector("head", lambda model: under(*classifier_names(model)).match(model))
         case "norm":
             return of_type("norm", *NORMS)
         case "scale":

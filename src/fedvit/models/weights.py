@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedvit.core.errors import UserError
-from fedvit.models.plugins.attach import head_names
+from fedvit.models.plugins.attach import classifier_names
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def load_weights_(model: nn.Module, path: Path) -> None:
         except (RuntimeError, KeyError, ValueError, AttributeError) as problem:
             raise UserError(f"{path} does not fit {type(model).__name__}: {problem}") from problem
     expected = model.state_dict()
-    heads = tuple(f"{path}." for path in head_names(model))
+    heads = tuple(f"{path}." for path in classifier_names(model))
     fresh = {n for n in expected if n.startswith(heads) and (n not in found or found[n].shape != expected[n].shape)}
     if fresh:
         fresh = {n for n in expected if n.startswith(heads)}

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fedvit.core.errors import UserError
 from fedvit.core.tree import Tree
 from fedvit.models.groups import state
-from fedvit.models.plugins.attach import head_names
+from fedvit.models.plugins.attach import classifier_names
 
 
 class Window(NamedTuple):
@@ -141,7 +141,7 @@ def _vit_axes(model: Any) -> Axes:
         "prefix.down": (WHOLE, stream),
         "prefix.up": (kv, WHOLE),
         "prefix.proj": (kv, stream),
-        **{_end_of(path): (CLASSES, stream) for path in head_names(model)},
+        **{_end_of(path): (CLASSES, stream) for path in classifier_names(model)},
     }
     codes = {}
     for name, tensor in state(model).items():
@@ -156,7 +156,7 @@ def _vit_axes(model: Any) -> Axes:
 def _resnet_axes(model: nn.Module) -> Axes:
     """Return the codes of a ResNet; groups of channels that are normalized together stay together."""
     groups = next((part.num_groups for part in model.modules() if isinstance(part, nn.GroupNorm)), None)
-    heads = head_names(model)
+    heads = classifier_names(model)
     codes = {}
     for name, tensor in state(model).items():
         channels = [Axis(1, size // groups if groups else 1) for size in tensor.shape[:2]]

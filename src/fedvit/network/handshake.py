@@ -32,7 +32,7 @@ def common(experiment: Experiment, net: Net, class_names: tuple[str, ...]) -> di
     }
     weights = {**net.initial, **net.frozen}
     if isinstance(net.plan, SplitPlan):
-        weights = tree.pick(weights, net.plan.cut.names(net.module, "head", "tail"))
+        weights = tree.pick(weights, net.plan.cut.names(net.module, "client_head", "client_tail"))
     return {
         "version": version("fedvit"),
         "model": {key: value for key, value in kept.items() if key.startswith("model.")},

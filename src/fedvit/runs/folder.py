@@ -38,8 +38,8 @@ class Run:
         tables = read_tables(self.folder / "run.toml")
         if not torch.cuda.is_available():  # a run of elsewhere is looked at here
             tables["run"]["device"] = "cpu"
-        groups = self.dataset.group_names if self.dataset else None
-        return resolve(tables, groups, self.own)
+        sites = self.dataset.site_names if self.dataset else None
+        return resolve(tables, sites, self.own)
 
     @property
     def settings(self) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from fedvit.engine.client_store import ClientStore
 from fedvit.engine.loop import for_round
 from fedvit.engine.net import Net, join_plugins, make_net, window_of
 from fedvit.engine.worker import Worker, load_data
-from fedvit.models.cuts import Cut, Parts
+from fedvit.models.cuts import Cut, Parts, Where
 from fedvit.models.plugins.specs import SecondHead
 from fedvit.models.token_skipping import give_all_tokens_, skip_unread_tokens_
 from fedvit.models.width import FULL, Window
@@ -204,12 +204,12 @@ class Chain(nn.Module):
         self.parts = Parts(module, Cut(parted.cut, parted.block))
 
     def forward(self, x: Tensor) -> Tensor:
-        for part in ("head", "body", "tail"):
+        for part in get_args(Where):
             for stage in self.parts.stages(part, self.parted.depth):
                 x = stage(x)
             if part == "body":
                 x = self.parts.rows_of(x)
-            whole = part == "tail" or (part == "body" and self.parted.cut == "after")
+            whole = part == "client_tail" or (part == "body" and self.parted.cut == "after")
             if not whole and self.parted.wire != "fp32":
                 x = unpack(pack(x, self.parted.wire), x.device)
         return x

@@ -31,18 +31,18 @@ def settle(
     out: Path | None,
     *,
     resume: bool,
-    groups: tuple[str, ...] | None = None,
+    sites: tuple[str, ...] | None = None,
     own: FromPython | None = None,
 ) -> tuple[Experiment, Path]:
     """Return the settings and folder of a run. A resumed run keeps its own settings where none are given."""
     experiment = None
     if out is None:
-        experiment = load_experiment(file, sets, flags, groups=groups, own=own)
+        experiment = load_experiment(file, sets, flags, sites=sites, own=own)
         out = _run_folder(experiment)
     saved = out / "run.toml"
     base = read_tables(saved) if resume and saved.is_file() else None
     if experiment is None or base is not None:
-        experiment = load_experiment(file, sets, flags, base=base, groups=groups, own=own)
+        experiment = load_experiment(file, sets, flags, base=base, sites=sites, own=own)
     return experiment, out
 
 

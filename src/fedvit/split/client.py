@@ -31,7 +31,7 @@ class ClientSide:
         self.weights = {name: tensor.to(device, copy=True) for name, tensor in client.personal().items()}
         self.parameters = parameters = {name for name, _ in client.module.named_parameters()}
         self.body_learns = True
-        frozen = split.cut.names(client.module, "head") if split.black_box else []
+        frozen = split.cut.names(client.module, "client_head") if split.black_box else []
         self.leaves = {n: nn.Parameter(self.weights[n]) for n in self.weights if n in parameters and n not in frozen}
         self.weights.update(self.leaves)
         self.losses: list[tuple[int, Tensor]] = []
@@ -39,11 +39,11 @@ class ClientSide:
     def message(self, step: int, kind: str, trees: dict[str, Tree], **scalars: float) -> Message:
         return Message(self.client.round, self.client.id, step, kind, Payload(trees, scalars))
 
-    def head(self, x: Tensor) -> Tensor:
-        return self.parts.run("head", self.weights, x)
+    def client_head(self, x: Tensor) -> Tensor:
+        return self.parts.run("client_head", self.weights, x)
 
-    def tail(self, b: Tensor) -> Tensor:
-        return self.parts.run("tail", self.weights, b).float()
+    def client_tail(self, b: Tensor) -> Tensor:
+        return self.parts.run("client_tail", self.weights, b).float()
 
     def address(self, step: int, part: str) -> tuple[int, int, str, int, str]:
         return self.client.settings.seed, self.client.round, self.client.id, step, part
@@ -94,11 +94,11 @@ class ClientSide:
         """Activations up, features down, gradient up, gradient down; labels stay here."""
         settings, wire = self.client.settings, self.split.wire
         with self.drawing(step, "head"):
-            h = self.head(x)
+            h = self.client_head(x)
         reply = yield self.message(step, "forward", {"h": pack(h, wire)}, last=float(last))
         b = unpack(reply.payload.trees["b"], settings.device).requires_grad_()
         with self.drawing(step, "tail"):
-            logits = self.tail(b)
+            logits = self.client_tail(b)
         loss = F.cross_entropy(logits, y)
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append((len(y), loss.detach()))
@@ -120,14 +120,14 @@ class ClientSide:
                 reply = yield self.message(step, "probe", {}, draw=float(draw), sign=sign)
                 with torch.no_grad(), randomness.seeded(*self.address(step, "tail")):
                     b = unpack(reply.payload.trees["b"], self.client.settings.device)
-                    losses[side] = F.cross_entropy(self.tail(b).double(), y).item()
+                    losses[side] = F.cross_entropy(self.client_tail(b).double(), y).item()
             yield self.message(step, "losses", {}, draw=float(draw), **losses)
 
     def ask_for_gradient(self, step: int, x: Tensor, y: Tensor, *, last: bool) -> Requests:
         """Activations and labels up, gradient down."""
         settings, wire = self.client.settings, self.split.wire
         with self.drawing(step, "head"):
-            h = self.head(x)
+            h = self.client_head(x)
         up = {"h": pack(h, wire), "labels": {"y": y.cpu().to(torch.int32)}}
         reply = yield self.message(step, "labelled", up, last=float(last))
         self.losses.append((len(y), torch.tensor(reply.payload.scalars["loss"])))
@@ -148,9 +148,9 @@ class ClientSide:
 
         def predict(x: Tensor) -> Tensor:
             with client.settings.autocast():
-                h = self.head(x)
+                h = self.client_head(x)
                 reply = call(self.message(next(count), "infer", {"h": pack(h, wire)}, **depth))  # type: ignore[arg-type]
                 b = unpack(reply.trees["b"], client.settings.device)
-                return b if self.split.labels_leave else self.tail(b)
+                return b if self.split.labels_leave else self.client_tail(b)
 
         return predict

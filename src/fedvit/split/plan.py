@@ -42,13 +42,13 @@ class SplitPlan:
 
     @property
     def roles(self) -> Rules:
-        own = self.cut.selector("head", "tail")
+        own = self.cut.selector("client_head", "client_tail")
         unused = under("cls_token", "pos_embed", "reg_token")
         return (*(((unused, FROZEN),) if self.cut.kind == "vibs" else ()), (own, PERSONAL), (everything, SHARED))
 
     def remembers(self, module: nn.Module, trainable: Tree) -> Mapping[str, Tree]:
         """What Adam keeps of a client's weights between rounds: two numbers each, and a count."""
-        names = [name for name in self.cut.names(module, "head", "tail") if name in trainable]
+        names = [name for name in self.cut.names(module, "client_head", "client_tail") if name in trainable]
         count = trainable[names[0]].new_zeros(1) if names else None
         moments = {f"{kind} {name}": trainable[name] for kind in ("first", "second") for name in names}
         return {"Adam": {**moments, **({f"count {name}": count for name in names} if count is not None else {})}}

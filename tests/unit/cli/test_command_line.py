@@ -523,7 +523,7 @@ ENDS = {  # how a program ends: its status and what it has written
 def test_a_command_that_stops_at_once_ends_as_any_other(line: str) -> None:
     code = (
         "import atexit, threading, time\n"
-        f"from fedvit.engine.processes import end_at_once\nwith ending_at_once():\n    {line}"
+        f"from fedvit.engine.processes import end_at_once\nwith end_at_once():\n    {line}"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == ENDS[line]

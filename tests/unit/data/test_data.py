@@ -63,7 +63,7 @@ def test_class_folders(tmp_path: Path, store: Path) -> None:
     data = load_dataset(settings(folder(tmp_path / "d", CLASSES), store), 16)
     assert data.images.shape == (24, 16, 16, 3)
     assert data.class_names == CLASSES
-    assert data.groups is None
+    assert data.sites is None
     assert data.official_test is None
     assert np.bincount(data.labels).tolist() == [8, 8, 8]
 
@@ -71,11 +71,11 @@ def test_class_folders(tmp_path: Path, store: Path) -> None:
 def test_site_folders_become_clients(tmp_path: Path, store: Path) -> None:
     root = folder(tmp_path / "d", ("mercy", "st mary"), CLASSES)
     data = load_dataset(settings(root, store), 16)
-    assert data.group_names == ("mercy", "st mary")
+    assert data.site_names == ("mercy", "st mary")
     whole = partition_dataset(data, PartitionSettings(name="site", clients=2), settings(root, store), batch=4, seed=0)
     assert list(whole.clients) == ["mercy", "st mary"]
     for number, part in enumerate(whole.clients.values()):
-        assert set(data.groups[part.train]) == {number}  # type: ignore[index]
+        assert set(data.sites[part.train]) == {number}  # type: ignore[index]
         assert np.bincount(data.labels[part.test]).tolist() == [2, 2, 2]  # a quarter, stratified
 
 
@@ -91,7 +91,7 @@ def test_train_and_test_folders_are_respected(levels: Any, tmp_path: Path, store
 def test_sites_may_have_their_own_train_and_test(levels: Any, tmp_path: Path, store: Path) -> None:
     root = folder(tmp_path / "d", *levels)
     data = load_dataset(settings(root, store), 16)
-    assert data.group_names == ("a", "b")
+    assert data.site_names == ("a", "b")
     whole = partition_dataset(data, PartitionSettings(name="site", clients=2), settings(root, store), batch=4, seed=0)
     assert [len(part.test) for part in whole.clients.values()] == [24, 24]
 
@@ -197,7 +197,7 @@ def test_links_are_followed(tmp_path: Path, store: Path) -> None:
     folder(tmp_path / "elsewhere", CLASSES)
     root = folder(tmp_path / "d", ("a", "b"), CLASSES)
     (root / "c").symlink_to(tmp_path / "elsewhere")
-    assert load_dataset(settings(root, store), 16).group_names == ("a", "b", "c")
+    assert load_dataset(settings(root, store), 16).site_names == ("a", "b", "c")
 
 
 def test_a_split_notices_other_images(tmp_path: Path, store: Path) -> None:
@@ -612,7 +612,7 @@ def test_shufflenet_has_the_papers_size() -> None:
 def test_office_caltech_by_domain(shared_data: Path, store: Path) -> None:
     where = DataSettings(name="office_caltech10", dir=shared_data, cache=store)
     data = load_dataset(where, 32)
-    assert dict(zip(data.group_names, np.bincount(data.groups), strict=True)) == {  # type: ignore[arg-type]
+    assert dict(zip(data.site_names, np.bincount(data.sites), strict=True)) == {  # type: ignore[arg-type]
         "amazon": 958, "caltech10": 1123, "dslr": 157, "webcam": 295,
     }  # fmt: skip
     assert len(data.class_names) == 10

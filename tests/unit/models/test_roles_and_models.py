@@ -9,8 +9,9 @@ from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload, from_bytes, to_bytes
 from fedvit.core.roles import FROZEN, PERSONAL, SHARED, assign, everything, of_type, under
 from fedvit.engine.client_store import memory_from_bytes, memory_to_bytes
-from fedvit.models.build import ModelSettings, build, head_names, input_settings
+from fedvit.models.build import ModelSettings, build, input_settings
 from fedvit.models.groups import group
+from fedvit.models.plugins.attach import classifier_names
 from fedvit.models.plugins.specs import Adapter, Lora, Prefix, Prompt
 
 
@@ -65,7 +66,7 @@ def test_batch_norm_statistics_go_with_their_layer() -> None:
 def test_groups_and_plugins_on_other_backbones(name: str, heads: list[str], tokens: int) -> None:
     settings = ModelSettings(name=name, image_size=32, patch_size=8)
     model = build(settings, 10, (Prefix(bottleneck=8), Prompt(), Adapter(), Lora()), 0)
-    assert head_names(model) == heads
+    assert classifier_names(model) == heads
     assert len(group("tokens").match(model)) == tokens
     x = torch.randn(2, 3, 32, 32)
     model(x).sum().backward()

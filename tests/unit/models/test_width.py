@@ -17,8 +17,9 @@ from fedvit.engine.cost import cost
 from fedvit.engine.loop import federate
 from fedvit.engine.net import window_of
 from fedvit.methods import METHODS
-from fedvit.models.build import MICRO, ModelSettings, backbone, build, head_names
+from fedvit.models.build import MICRO, ModelSettings, backbone, build
 from fedvit.models.groups import state
+from fedvit.models.plugins.attach import classifier_names
 from fedvit.models.plugins.specs import Adapter, Lora, Prefix, Prompt
 from fedvit.models.width import CLASSES, HIDDEN, Axis, Part, Window, Windows, axes, cut, indices, narrow, overlap_mean
 from fedvit.models.width import scaled as scaled_layers
@@ -121,7 +122,9 @@ def test_narrow_vits_of_other_kinds_run() -> None:
         model = timm.create_model(name, num_classes=7, img_size=56, depth=2)
         small = narrow(model, 0.3).eval()
         assert small(torch.zeros(1, 3, 56, 56)).shape[-1] == 7
-        assert [codes[0] for path in head_names(model) for codes in [axes(model)[f"{path}.weight"]]].count(CLASSES)
+        assert [codes[0] for path in classifier_names(model) for codes in [axes(model)[f"{path}.weight"]]].count(
+            CLASSES
+        )
 
 
 PLUGINS = [

@@ -54,21 +54,21 @@ def _union_of_tests(clients: Mapping[str, ClientPartition]) -> Indices:
 
 def by_site(dataset: Dataset, ask: Request) -> Partition:
     """Make every owner's folder a client, divided without regard to the other owners: the same as at its own site."""
-    groups = _groups_of(dataset)
-    if ask.clients != len(dataset.group_names):
+    sites = _sites_of(dataset)
+    if ask.clients != len(dataset.site_names):
         raise UserError(
-            f"there are {len(dataset.group_names)} sites, so --clients {ask.clients} is not possible: leave it out"
+            f"there are {len(dataset.site_names)} sites, so --clients {ask.clients} is not possible: leave it out"
         )
     clients: dict[str, ClientPartition] = {}
-    for number, name in enumerate(dataset.group_names):
+    for number, name in enumerate(dataset.site_names):
         alone = replace(ask, generator=randomness.numpy_generator(ask.seed, "partition", name))
-        clients |= _stratified_clients(dataset, {name: np.flatnonzero(groups == number)}, alone).clients
+        clients |= _stratified_clients(dataset, {name: np.flatnonzero(sites == number)}, alone).clients
     return Partition(clients, _union_of_tests(clients))
 
 
 def by_domain(dataset: Dataset, ask: Request) -> Partition:
     """FedPerfix's Office-Home: the same number of clients in every domain, and Dir(alpha) per class inside it."""
-    groups, domains = _groups_of(dataset), dataset.group_names
+    sites, domains = _sites_of(dataset), dataset.site_names
     each, rest = divmod(ask.clients, len(domains))
     if rest or not each:
         raise UserError(
@@ -77,7 +77,7 @@ def by_domain(dataset: Dataset, ask: Request) -> Partition:
         )
     owned: dict[str, Indices] = {}
     for number, domain in enumerate(domains):
-        members = np.flatnonzero(groups == number)
+        members = np.flatnonzero(sites == number)
         if each == 1:
             owned[domain] = members
             continue
@@ -110,12 +110,12 @@ def _domain_counts(labels: Labels, classes: int, clients: int, domain: str, ask:
     )
 
 
-def _groups_of(dataset: Dataset) -> Labels:
-    if dataset.groups is None:
+def _sites_of(dataset: Dataset) -> Labels:
+    if dataset.sites is None:
         raise UserError(
             f"{dataset.name} has no domains or sites: expected folders site/class/image; use another partition"
         )
-    return dataset.groups
+    return dataset.sites
 
 
 def _stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Request) -> Partition:

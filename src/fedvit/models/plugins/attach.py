@@ -95,7 +95,7 @@ def groups_of_model(model: nn.Module) -> dict[str, list[str]]:
     return getattr(model, "layer_groups", {})
 
 
-def head_names(model: nn.Module) -> list[str]:
+def classifier_names(model: nn.Module) -> list[str]:
     """Return the path of every module that timm calls the classifier; a distilled DeiT has two."""
     named = groups_of_model(model).get("head")
     if named is not None:
@@ -112,7 +112,7 @@ def head_names(model: nn.Module) -> list[str]:
 
 def classifiers(model: nn.Module, what: str) -> dict[str, nn.Linear]:
     """Return the linear classifiers by path; an error says what needs one."""
-    found = {path: model.get_submodule(path) for path in head_names(model)}
+    found = {path: model.get_submodule(path) for path in classifier_names(model)}
     linear = {path: module for path, module in found.items() if isinstance(module, nn.Linear)}
     if not linear or len(linear) < len(found):
         raise UserError(
@@ -179,7 +179,7 @@ def tapped(model: nn.Module) -> Iterator[_Tap]:
         tap.features.append(inputs[0])
         tap.logits.append(output)
 
-    for path in head_names(model):
+    for path in classifier_names(model):
         handles.append(model.get_submodule(path).register_forward_hook(watch, prepend=True))
     try:
         yield tap

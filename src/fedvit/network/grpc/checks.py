@@ -53,11 +53,11 @@ class Checks:
         x = torch.zeros(1, 3, net.inputs.size, net.inputs.size, device=next(net.module.parameters()).device)
         net.module.eval()
         with torch.no_grad():
-            h = parts.run("head", {}, x)
+            h = parts.run("client_head", {}, x)
             b = parts.run("body", {}, h)
         self.h: Shape = tuple(h.shape[1:])
         self.b: Shape = tuple(b.shape[1:])
-        frozen = net.split.cut.names(net.module, "head") if self.split.black_box else []
+        frozen = net.split.cut.names(net.module, "client_head") if self.split.black_box else []
         learned = {name for name, _ in net.module.named_parameters()}
         self.own: Tree = {
             name: net.initial[name] for name in net.roles.personal if name not in frozen or name not in learned
