@@ -87,7 +87,7 @@ def split_costs(net: Net, batch: int) -> dict[str, Any]:
     weights = dict(net.module.named_parameters())
     own = [weights[name] for name in split.cut.names(net.module, "client_head", "client_tail") if name in weights]
     return {
-        "client_macs_per_example": macs["head"] + macs["tail"],
+        "client_macs_per_example": macs["client_head"] + macs["client_tail"],
         "server_macs_per_example": macs["body"],
         "client_weight_nbytes": sum(w.numel() * w.element_size() for w in own),
         "step_nbytes": step_nbytes(net, split, parts, batch),

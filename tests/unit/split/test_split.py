@@ -72,7 +72,7 @@ def test_head_body_and_tail_are_the_whole_model(name: str, kind: Cut) -> None:
     parts, x = Parts(model, kind), torch.randn(4, 3, 8, 8)
     weights = {n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()}
     out = x
-    for part in ("head", "body", "tail"):
+    for part in ("client_head", "body", "client_tail"):
         out = parts.run(part, weights, out)  # type: ignore[arg-type]
     assert torch.allclose(out, model(x), atol=1e-6)
     out.square().sum().backward()
@@ -82,7 +82,7 @@ def test_head_body_and_tail_are_the_whole_model(name: str, kind: Cut) -> None:
         found = weights[n].grad
         assert torch.allclose(torch.zeros_like(p) if found is None else found, expected, atol=1e-4), n
     assert {kind.part_of(n) for n in weights} == (
-        {"head", "body"} if kind.kind == "after" else {"head", "body", "tail"}
+        {"client_head", "body"} if kind.kind == "after" else {"client_head", "body", "client_tail"}
     )
 
 
