@@ -13,7 +13,7 @@ test: $(STAMP)
 	$(BIN)/pytest -n auto --ignore tests/network
 
 test-network: $(STAMP)
-	timeout 3000 $(BIN)/pytest -rR tests/network
+	timeout 3000 $(BIN)/pytest -n auto -rR tests/network
 
 # Other instructions round differently, as other processors do: what must hold up to rounding is tried with them too.
 test-other-processor: $(STAMP)
