@@ -56,7 +56,7 @@ def test_a_policy_is_shown_at_the_server(tmp_path: Path) -> None:
     with field(tmp_path, ["0", "2"]) as made:
         made.start("1", policy=str(rules))
         made.finish(tiny("fedavg", **THREE), tmp_path / "out")
-        said = "the policy allows local, and this is fedavg"
+        said = "the policy allows local, but this run uses fedavg"
         assert f"site 1 does not take part: {said}" in (tmp_path / "out" / "error.txt").read_text()
         assert said in made.said("1")
 

@@ -210,7 +210,7 @@ def test_refusals_of_a_running_server(tmp_path: Path) -> None:
         assert "no client '00'" in unknown.wait(2)
         refused = other.wait(2)
         assert "train.lr: server" in refused
-        assert "the first weights" in refused
+        assert "the initial weights" in refused
         assert "does not speak TLS" in plain.wait(2)
         assert "the port is in use" in port.wait(2)
         assert "fedvit flower" in method.wait(2)
@@ -245,9 +245,9 @@ def test_a_site_has_rules_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "rules", "said"),
     [
-        ("fedv", 'methods = ["festa"]', "the policy allows festa, and this is fedv"),
-        ("splitfed_v1", 'groups = ["h"]', "the policy does not let the group labels leave"),
-        ("fedv", "largest_message_mb = 0.001", "the policy lets 0.001 MB leave in one message"),
+        ("fedv", 'methods = ["festa"]', "the policy allows festa, but this run uses fedv"),
+        ("splitfed_v1", 'groups = ["h"]', "the policy does not allow the tensor group labels to leave"),
+        ("fedv", "largest_message_mb = 0.001", "the policy allows at most 0.001 MB per message"),
     ],
 )
 def test_a_site_whose_rules_forbid_the_run_ends_it_before_round_1(

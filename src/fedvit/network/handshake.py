@@ -1,4 +1,4 @@
-"""What a server and its sites must have in common before round 1, compared part by part."""
+"""Compare, part by part, everything that a server and its sites must agree on before round 1."""
 
 import json
 from collections.abc import Mapping
@@ -12,16 +12,19 @@ from fedvit.core.tree import fingerprint
 from fedvit.engine.net import Net
 from fedvit.split.plan import SplitPlan
 
-HERE = {  # what each machine decides for itself
-    "model": ("weights", "pretrained"),  # compared as weights
-    "train": ("rounds", "cohort", "dropout"),  # rounds only where no rate depends on them
+HERE = {  # settings that each machine chooses for itself
+    "model": ("weights", "pretrained"),  # the weights themselves are compared instead
+    "train": ("rounds", "cohort", "dropout"),  # rounds must agree if the learning rate depends on them
     "run": ("eval_every", "until_accuracy", "track", "threads", "device", "cache_mb"),
 }
 PARTS = ("version", "model", "weights", "inputs", "classes", "settings")
 
 
 def common(experiment: Experiment, net: Net, class_names: tuple[str, ...]) -> dict[str, Any]:
-    """The parts that must be equal. Weights are those at the client: a body's never leave its server."""
+    """Return the parts that must be equal.
+
+    In split learning, only the weights at the client are compared, because those of the body never leave the server.
+    """
     tables = to_tables(experiment)
     planned = {("train", "rounds")} if experiment.train.schedule in PLANNED else set()
     kept = {
@@ -44,8 +47,8 @@ def common(experiment: Experiment, net: Net, class_names: tuple[str, ...]) -> di
 
 
 def differences(server: Mapping[str, Any], client: Mapping[str, Any]) -> list[str]:
-    """In words, every part in which the two differ."""
-    words = {"version": "the fedvit version", "inputs": "the input statistics", "classes": "the class list"}
+    """Describe every part in which the two differ."""
+    words = {"version": "the fedvit version", "inputs": "the input settings", "classes": "the class list"}
     found = []
     for part in PARTS:
         a, b = server[part], client.get(part)
@@ -55,7 +58,7 @@ def differences(server: Mapping[str, Any], client: Mapping[str, Any]) -> list[st
             keys = [key for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
             found.append(f"{words.get(part, f'the {part}')} ({'; '.join(_told(key, a, b) for key in keys[:5])})")
         elif part == "weights":
-            found.append("the first weights (another file, or another seed)")
+            found.append("the initial weights (another weights file or another seed)")
         else:
             found.append(f"{words.get(part, part)} (server {_short(a)}, client {_short(b)})")
     return found

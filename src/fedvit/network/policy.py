@@ -1,4 +1,7 @@
-"""What may leave a site: rules in a file that only the site can change, kept by the site's own process."""
+"""A site's policy: rules for what may leave the site, in a file that only the site can change.
+
+The site's own process enforces them.
+"""
 
 import tomllib
 from pathlib import Path
@@ -16,35 +19,35 @@ MEGABYTE = 1_000_000
 
 
 class PolicyError(PublicError):
-    """The site's rules forbid it."""
+    """A run or a message that the site's policy forbids."""
 
 
 class Policy(Table):
-    """A site's rules. What is left out is allowed."""
+    """A site's rules. A rule that is left out forbids nothing."""
 
-    methods: list[str] | None = None  # by name, or METHOD+TUNE
-    groups: list[str] | None = None  # of tensors, as `fedvit cost` names them: shared, control, choice, ...
-    largest_message_mb: Positive | None = None  # of one report's tensors
-    class_counts: bool = True  # how many test images of which class were taken for which
-    largest_epsilon: Annotated[float, Field(gt=0)] | None = None  # the least privacy: no run without such a bound
+    methods: list[str] | None = None  # each as METHOD or METHOD+TUNE
+    groups: list[str] | None = None  # names of tensor groups: shared, control, choice, ...
+    largest_message_mb: Positive | None = None  # the tensors of one report
+    class_counts: bool = True  # whether the confusion matrix of the test images may leave
+    largest_epsilon: Annotated[float, Field(gt=0)] | None = None  # a run must guarantee a privacy bound of at most this
 
     def admit(self, label: str, method: str, up: Payload, epsilon: float | None) -> None:
-        """Refuse a run before its first round; `up` is what a report of it looks like."""
+        """Refuse a forbidden run before its first round; `up` has the form of the run's reports."""
         if self.methods is not None and method not in self.methods and label not in self.methods:
-            raise PolicyError(f"the policy allows {', '.join(self.methods) or 'no method'}, and this is {label}")
+            raise PolicyError(f"the policy allows {', '.join(self.methods) or 'no method'}, but this run uses {label}")
         if self.largest_epsilon is not None and (epsilon is None or epsilon > self.largest_epsilon):
-            has = "has no privacy bound" if epsilon is None else f"may spend epsilon {epsilon:g}"
-            raise PolicyError(f"the policy demands epsilon {self.largest_epsilon:g} or less, and this run {has}")
+            has = "has no privacy bound" if epsilon is None else f"may spend an epsilon of {epsilon:g}"
+            raise PolicyError(f"the policy requires an epsilon of at most {self.largest_epsilon:g}, but this run {has}")
         self.release(up)
 
     def release(self, up: Payload) -> Payload:
-        """A report as it may leave, or an error."""
+        """Return the part of a report that may leave the site; raise PolicyError if the report is forbidden."""
         strange = sorted(set(up.trees) - set(self.groups)) if self.groups is not None else []
         if strange:
-            raise PolicyError(f"the policy does not let the group {', '.join(strange)} leave")
+            raise PolicyError(f"the policy does not allow the tensor group {', '.join(strange)} to leave the site")
         if self.largest_message_mb is not None and up.nbytes > self.largest_message_mb * MEGABYTE:
             raise PolicyError(
-                f"the policy lets {self.largest_message_mb:g} MB leave in one message, and this is "
+                f"the policy allows at most {self.largest_message_mb:g} MB per message, but this one has "
                 f"{up.nbytes / MEGABYTE:.3g} MB"
             )
         if self.class_counts:
@@ -53,7 +56,7 @@ class Policy(Table):
 
 
 def read_policy(path: Path | None) -> Policy:
-    """The rules in a TOML file; without a file everything is allowed."""
+    """Read a policy from a TOML file; without a file, everything is allowed."""
     if path is None:
         return Policy()
     try:
@@ -61,7 +64,7 @@ def read_policy(path: Path | None) -> Policy:
     except OSError as problem:
         raise UserError(f"the policy {path} cannot be read: {problem.strerror}") from problem
     except tomllib.TOMLDecodeError as problem:
-        raise UserError(f"the policy {path} is not TOML: {problem}") from problem
+        raise UserError(f"the policy {path} is not valid TOML: {problem}") from problem
     except ValidationError as problem:
         keys = ", ".join(Policy.model_fields)
-        raise UserError(f"the policy {path}: {readable(problem)}; its keys are {keys}") from problem
+        raise UserError(f"the policy {path}: {readable(problem)}; the valid keys are {keys}") from problem

@@ -1,4 +1,4 @@
-"""A run whose clients are real sites: the same loop and files as in one process, without any image at the server."""
+"""A run whose clients are real sites: the same loop and files as in one process, but no images at the server."""
 
 import json
 import logging
@@ -29,22 +29,22 @@ from fedvit.runs.write import Holding
 from fedvit.split.plan import SplitPlan
 
 log = logging.getLogger(__name__)
-NETWORK = "network.json"  # in a run's folder: its name at the sites, and how it ended
+NETWORK = "network.json"  # in the run's folder: the run's ID at the sites, and the sites
 
 
 class Gathering(Transport, Protocol):
-    """A transport to sites that come and go."""
+    """A transport to sites that may connect and disconnect at any time."""
 
-    trained: dict[str, int]
+    trained: dict[str, int]  # by site: the last round whose training counted
     roster: dict[str, Holding]
     tests: dict[str, int]  # test images by site
 
     def gather(self, timeout: float) -> None:
-        """Wait for the sites and compare them with the server."""
+        """Wait for the sites, and check that they agree with the server."""
 
 
 def run_name(folder: Path, *, resume: bool) -> str:
-    """The run's name at the sites: a new one, or that of the run that goes on."""
+    """Return the run's ID at the sites: a new one, or the saved one if the run is resumed."""
     saved = folder / NETWORK
     if resume and saved.is_file():
         return str(json.loads(saved.read_text())["run"])
@@ -52,24 +52,24 @@ def run_name(folder: Path, *, resume: bool) -> str:
 
 
 def write_network(folder: Path, run: str, federation: Federation) -> None:
-    """network.json, written before run.toml: a run can only be continued with both."""
+    """Write network.json; call this before run.toml is written, because resuming a run needs both files."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / NETWORK, {"run": run, "sites": list(federation.sites)})
 
 
 @contextmanager
 def only_server(folder: Path) -> Iterator[None]:
-    """Two servers must not write into one folder."""
+    """Prevent two servers from writing to the same folder."""
     try:
         with FileLock(folder / "lock", timeout=0):
             yield
     except Timeout as problem:
-        raise UserError(f"another server is at work in {folder}: stop it first, or give another out=") from problem
+        raise UserError(f"another server is using {folder}: stop it first, or give another out=") from problem
 
 
 @contextmanager
 def tell_errors(folder: Path) -> Iterator[None]:
-    """Leave word of a mistake in the run's folder, for whoever started it from elsewhere."""
+    """Also write a user's mistake to error.txt in the run's folder, for a run that was started by another process."""
     (folder / "error.txt").unlink(missing_ok=True)
     try:
         yield
@@ -90,7 +90,7 @@ def serve_sites(
     *,
     resume: bool,
 ) -> Iterator[Round]:
-    """The rounds of a run with these sites, as `experiment.run_rounds` yields them."""
+    """Yield the rounds of a run with these sites, as `runs.execute.run_rounds` does."""
     begin = time.perf_counter()
     check_servable(experiment, net)
     torch.set_num_threads(experiment.run.threads)
@@ -101,7 +101,7 @@ def serve_sites(
         raise UserError(f"{folder} already holds a run: continue it with resume=true, or give another out=")
     with run_log() as log_to:
         transport.gather(start_timeout)
-        store = ClientStore(folder / "checkpoint", in_ram=True)  # stays empty: memories are at the sites
+        store = ClientStore(folder / "checkpoint", in_ram=True)  # stays empty, because the sites keep their memories
         write_network(folder, run, federation)
         at_work = begin_run(
             experiment, folder, net, store, federation.sites, description(federation), log_to, resume=again,
@@ -115,21 +115,21 @@ def serve_sites(
 
 
 def check_servable(experiment: Experiment, net: Net) -> None:
-    """Refuse what makes no sense where nobody holds all images."""
+    """Refuse a method that cannot run over Flower between sites."""
     label = experiment.label
     if isinstance(net.plan, SplitPlan):
-        raise UserError(f"{label} is split learning, whose messages go over gRPC: fedvit split-server")
+        raise UserError(f"{label} is a split learning method, which runs over gRPC: use fedvit split-server")
     if net.plan.not_between_sites is not None:
         raise UserError(f"{label} {net.plan.not_between_sites}")
 
 
 def last_rounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """For every site the last round whose training counted."""
+    """Return the last round whose training counted, by site."""
     return {name: row["round"] for row in rows for name in row["cohort"] if name not in row["failed"]}
 
 
 def description(federation: Federation) -> dict[str, Any]:
-    """split.json of a run whose images nobody but their owners can list."""
+    """Return the content of split.json for a run whose images only their owners can list."""
     return {
         "hash": "",
         "clients": {name: {} for name in federation.sites},
@@ -140,7 +140,10 @@ def description(federation: Federation) -> dict[str, Any]:
 
 
 def _server_score(net: Net, experiment: Experiment, federation: Federation) -> Any:
-    """The server's model on all sites' test images, from their counts, where every site tests that very model."""
+    """Return a function that scores the server's model on the test images of all sites, from their counts.
+
+    Return None if the sites do not test that very model, or if AUROC is wanted, which counts do not determine.
+    """
     after = experiment.run.evaluate == "after"
     if not after or wants_auroc(experiment.data, len(federation.classes)):
         return None

@@ -1,10 +1,10 @@
-"""One owner of images on a network: its name, folder, state and rules, and its answers to a server.
+"""A site, the owner of images on a network: its name, folder, state and policy, and its answers to a server.
 
-Nothing here knows how messages travel. Everything that may not leave stays in the site's state folder:
+Nothing here depends on how messages are sent. Everything that must not leave the site stays in its state folder:
 
-    log.txt             what was asked, what was refused, every traceback
-    states/RUN/         personal weights and other memory after the last two rounds the site took part in
-    runs/RUN/           a run's folder for `fedvit export` and `fedvit predict`, as of the last evaluation
+    log.txt             requests, refusals and every traceback
+    states/RUN/         personal weights and other memory after the last two rounds in which the site took part
+    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation
     cache/              decoded images
 """
 
@@ -43,22 +43,22 @@ from fedvit.runs.write import class_counts, roster_of
 
 @dataclass(frozen=True)
 class Federation:
-    """What server and sites have agreed on beside the experiment."""
+    """The agreement between the server and the sites, in addition to the experiment."""
 
-    sites: tuple[str, ...]  # in the order in which sums are taken
+    sites: tuple[str, ...]  # in the order in which their reports are summed
     classes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What leaves a site instead of an answer: a code and a short text."""
+    """The reply of a site that does not give an answer: a code and a short text."""
 
-    code: str  # refused, unexpected, mistake or failed
+    code: str  # refused, mistake or failed
     text: str
 
 
 class Site:
-    """A site in one experiment. Without a folder it plays the client of its name in the experiment's own data."""
+    """A site in one experiment. Without a folder, it acts as the client of its name in the experiment's own data."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Site:
 
     @cached_property
     def holdings(self) -> tuple[Dataset, Partition]:
-        """The site's images, divided as they would be in one process with all the others."""
+        """The site's dataset and its split, which is the same as in one process with all sites."""
         return load_data(self.experiment)
 
     @cached_property
@@ -91,13 +91,15 @@ class Site:
     def worker(self) -> Worker:
         dataset, partition = self.holdings
         if self.name not in partition.clients:
-            raise UserError(f"no client {self.name!r} in {dataset.name}; there are {', '.join(partition.clients)}")
+            raise UserError(
+                f"{dataset.name} has no client {self.name!r}; its clients are {', '.join(partition.clients)}"
+            )
         return Worker(self.experiment, self.net, dataset, partition, torch.device(self.experiment.run.devices[0]))
 
-    # Answers.
+    # Answers to the server.
 
     def hello(self) -> dict[str, Any]:
-        """Who this is, what it would compute with, and how much it has. Its rules are asked first."""
+        """Introduce the site if its policy admits the run: its name, its image counts and the parts that must agree."""
         self.admit()
         dataset, partition = self.holdings
         has = roster_of(dataset.labels, partition)[self.name]
@@ -105,20 +107,22 @@ class Site:
         return {"site": self.name, "train": has.train, "test": has.test, "classes": has.classes, "common": agreed}
 
     def admit(self) -> None:
-        """Refuse a run that the site's rules forbid. They may have changed since the last message."""
+        """Refuse a run that the site's policy forbids; the policy may have changed since the last message."""
         down = down_of(self.net, self.federation.sites, self.name, 0)
         method = str(self.experiment.method["name"])
         self.policy.admit(self.experiment.label, method, up_of(self.net, down, 1), epsilon=None)
 
     def recalled(self, run: str, continues: int, *, drop: bool) -> Memory:
-        """The state that the server goes on from, that one and no other."""
+        """Return the state of the round that the server continues from; raise PublicError if it is missing."""
         memory = self.memories.get(run, continues, drop=drop)
         if continues and continues not in self.memories.states(run):
-            raise PublicError(f"the server goes on from the state of round {continues}, which this site does not have")
+            raise PublicError(
+                f"the server continues from the state of round {continues}, which this site does not have"
+            )
         return memory
 
     def train(self, run: str, continues: int, down: Payload) -> Payload:
-        """A round's training, from the state after the round that the server names; what may leave of it."""
+        """Train for one round from the state that the server names, and return what may leave of the report."""
         round_ = self.check(down, after=int(down.scalars["round"]) - 1)
         up, memory = self.worker.train(self.name, down, self.recalled(run, continues, drop=True))
         up = self.policy.release(up)
@@ -126,7 +130,7 @@ class Site:
         return up
 
     def evaluate(self, run: str, continues: int, down: Payload) -> Payload:
-        """The site's own model on its own images. It is kept for the site to export and predict with."""
+        """Evaluate the site's model on its own images, and keep it for the site to export and predict with."""
         round_ = self.check(down, after=int(down.scalars["round"]))
         memory = self.recalled(run, continues, drop=False)
         scores = self.worker.evaluate(self.name, down, memory)
@@ -134,7 +138,7 @@ class Site:
         return self.policy.release(scores)
 
     def check(self, down: Payload, after: int) -> int:
-        """Refuse what the rules forbid, and what the server should not have sent."""
+        """Refuse a run that the policy forbids, or a message that the plan would not send; return its round."""
         self.admit()
         wrong = difference(down, down_of(self.net, self.federation.sites, self.name, after))
         if wrong is not None:
@@ -142,7 +146,7 @@ class Site:
         return int(down.scalars["round"])
 
     def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> None:
-        """A folder like that of a run in one process, with this one client."""
+        """Write a folder like that of a run in one process, with this site as the only client."""
         folder, (dataset, partition) = self.state / "runs" / self.memories.folder_of(run).name, self.holdings
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(self.experiment))
@@ -160,11 +164,11 @@ class Site:
 
 
 def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, folder: Path) -> Experiment:
-    """The experiment of one site with a folder of its own: a federation of one."""
+    """Return the experiment of a site with its own folder of images: a federation of one client."""
     if not folder.is_dir():
         raise UserError(f"the site's images: expected a folder of class folders, found {folder}")
     if experiment.data.samples is not None or experiment.data.unseen:
-        raise PublicError("data.samples and data.unseen choose among all sites' images: leave them out")
+        raise PublicError("data.samples and data.unseen select from the images of all sites: leave them out")
     own = {"name": str(folder.resolve()), "layout": "class", "site": name, "class_names": ",".join(classes) or None}
     return experiment.model_copy(
         update={
@@ -176,7 +180,7 @@ def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, fo
 
 
 def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:
-    """An answer, or a refusal without a word about the site's files; the site's own log has the whole story."""
+    """Return an answer, or a refusal that reveals nothing about the site's files; the details are in the site's log."""
     see = "log.txt in its state folder"
     try:
         return work()
@@ -185,14 +189,14 @@ def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:
         return Refusal("refused", str(problem))
     except UserError as problem:
         note(state, name, f"{what}: {problem}\n{traceback.format_exc()}")
-        return Refusal("mistake", f"a file or setting at the site is not as expected; {see} says which")
+        return Refusal("mistake", f"a file or setting at the site is not as expected; see {see}")
     except Exception:
         note(state, name, f"{what}: {traceback.format_exc()}")
-        return Refusal("failed", f"the program at the site failed; {see} has the traceback")
+        return Refusal("failed", f"the program at the site failed; for the traceback, see {see}")
 
 
 def note(state: Path, name: str, text: str) -> None:
-    """A line in the site's own log. What cannot be written there may not go elsewhere."""
+    """Append a line to the site's own log; if that fails, drop the text, because it must not go anywhere else."""
     with suppress(OSError):
         state.mkdir(parents=True, exist_ok=True)
         with (state / "log.txt").open("a") as stream:

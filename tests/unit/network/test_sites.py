@@ -281,7 +281,7 @@ def other_records(content: Payload, about: dict[str, Any]) -> RecordDict:
     ("spoil", "said"),
     [
         (other_shape, "expected torch.float32"),
-        (not_a_number, "not numbers"),
+        (not_a_number, "infinite or NaN"),
         (another_round, "answered for round 7"),
         (more_groups, "groups"),
         (fewer_names, "is missing"),
@@ -424,7 +424,7 @@ def test_a_site_without_the_state_that_the_server_goes_on_from_says_so(tmp_path:
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
-    with only_server(tmp_path), pytest.raises(UserError, match="another server is at work"), only_server(tmp_path):
+    with only_server(tmp_path), pytest.raises(UserError, match="another server is using"), only_server(tmp_path):
         pass
 
 
@@ -471,11 +471,11 @@ def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ("weights", "the first weights"),
+        ("weights", "the initial weights"),
         ("classes", "the class list"),
         ("settings", "settings"),
         ("version", "the fedvit version"),
-        ("inputs", "the input statistics"),
+        ("inputs", "the input settings"),
         ("model", "model"),
     ],
 )
@@ -503,7 +503,7 @@ def test_what_server_and_site_have_in_common_is_told_apart() -> None:
     assert differences(base, prints(("a", "c"))) == ["the class list (server a, b, client a, c)"]
     assert differences(base, prints(lr=0.5)) == ["the settings (train.lr: server 0.002, client 0.5)"]
     assert [found.split(" (")[0] for found in differences(base, prints(seed=1))] == [
-        "the first weights",
+        "the initial weights",
         "the settings",
     ]
     assert "the model" in differences(base, prints(model="resnet18", patch_size=None))[0]
@@ -528,10 +528,10 @@ def with_policy(tmp_path: Path, text: str, label: str = "fedper") -> Federated:
 @pytest.mark.parametrize(
     ("text", "label", "said"),
     [
-        ('methods = ["fedavg"]', "fedper", "the policy allows fedavg, and this is fedper"),
-        ('groups = ["shared"]', "scaffold", "does not let the group control leave"),
-        ("largest_message_mb = 0.001", "fedavg", "lets 0.001 MB leave in one message"),
-        ("largest_epsilon = 8", "fedavg", "demands epsilon 8 or less, and this run has no privacy bound"),
+        ('methods = ["fedavg"]', "fedper", "the policy allows fedavg, but this run uses fedper"),
+        ('groups = ["shared"]', "scaffold", "does not allow the tensor group control to leave"),
+        ("largest_message_mb = 0.001", "fedavg", "allows at most 0.001 MB per message"),
+        ("largest_epsilon = 8", "fedavg", "requires an epsilon of at most 8, but this run has no privacy bound"),
     ],
 )
 def test_a_site_refuses_before_the_first_round(text: str, label: str, said: str, tmp_path: Path) -> None:
