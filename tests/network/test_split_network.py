@@ -159,7 +159,7 @@ def test_garbage_and_late_messages_cost_their_sender_the_round_and_nobody_else(t
         x = torch.zeros(4, 5, 48)
         for number, task in zip(range(1, 5), tasks, strict=False):
             assert (task.kind, task.round) == ("train", number)
-            with pytest.raises(LateError, match=f"of round {number + 1} came in round {number}"):
+            with pytest.raises(LateError, match=f"for round {number + 1} arrived in round {number}"):
                 stranger.call(said(number + 1, 0, "start", updated=0.0))
             stranger.call(said(number, 0, "start", updated=0.0))
             with pytest.raises(LateError, match="step 3"):
@@ -206,7 +206,7 @@ def test_refusals_of_a_running_server(tmp_path: Path) -> None:
         second, unknown = here.client("0"), here.client("00")
         other = here.client("1", "--set", "train.lr=0.5", "--set", "run.seed=3")
         plain = here.client("1", security=Authority(tmp_path).flags("1"))
-        assert "a client named '0' is connected already" in second.wait(2)
+        assert "a client named '0' is already connected" in second.wait(2)
         assert "no client '00'" in unknown.wait(2)
         refused = other.wait(2)
         assert "train.lr: server" in refused
@@ -338,7 +338,7 @@ def test_a_client_may_come_again_when_its_stream_has_ended(listening: tuple[str,
     north = Identity(*authority.sign("north"), authority.ca)
     first = Connection(address, north)
     first.attend({"name": "north"})
-    with pytest.raises(TakenError, match="is connected already"):
+    with pytest.raises(TakenError, match="is already connected"):
         greet(address, north, "north")
     first.close()
     end = time.monotonic() + 20

@@ -262,7 +262,7 @@ def test_a_whole_round_passes_the_checks_and_messages_out_of_place_do_not(
     for message in whole:
         with pytest.raises(LateError):
             checks.check(message, progress, side)
-    with pytest.raises(LateError, match="of round 9 came in round 1"):
+    with pytest.raises(LateError, match="for round 9 arrived in round 1"):
         checks.check(Message(9, "c", 0, "start"), progress, side)
 
 
@@ -421,7 +421,7 @@ def test_a_client_gives_up_a_round_whose_answers_it_cannot_use(
         tasks = [task_of("train", 2, 1), *([task_of("evaluate", 2, 1)] if kind == "start" else [])]
         worked(client, spoilt, tasks)
         assert [end.kind for end in spoilt.ends] == [GIVEN_UP] * len(tasks)
-        assert f"round 2: what the server sends cannot be used: the answer to '{kind}'" in caplog.text
+        assert f"round 2: cannot use the server's message: the answer to '{kind}'" in caplog.text
         caplog.clear()
         assert list(client.state.states("r")) == [1]
         assert same_trees(client.state.get("r", 1)["personal"], before)  # type: ignore[arg-type]
@@ -442,7 +442,7 @@ def test_an_average_that_does_not_fit_is_not_taken(tmp_path: Path, caplog: pytes
     wrong += [{**own, "blocks.0.norm1.weight": torch.zeros(48)}, dict(list(own.items())[1:])]
     worked(client, server, [task_of("train", 1, 0), *(task_of("receive", 1, 1, average=w) for w in wrong)])
     assert [end.kind for end in server.ends] == ["train"] + [GIVEN_UP] * 5
-    assert caplog.text.count("what the server sends cannot be used: the task 'receive'") == 5
+    assert caplog.text.count("cannot use the server's message: the task 'receive'") == 5
     kept = client.state.get("r", 1)["personal"]
     assert isinstance(kept, dict)
     assert not same_trees({name: kept[name] for name in own}, own)
@@ -477,7 +477,7 @@ def test_all_that_our_server_sends_can_be_used(method: str, wire: str, tmp_path:
 def test_a_client_that_was_connected_waits_for_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client, _ = client_of("fedv", tmp_path)
     monkeypatch.setattr("fedvit.network.grpc.client.PAUSE", 0)
-    taken = TakenError("a client named '0' is connected already")
+    taken = TakenError("a client named '0' is already connected")
     script: list[bool | Exception] = []
 
     def work(connection: object, said: object) -> bool:
@@ -569,7 +569,7 @@ def test_scores_that_nothing_can_be_reckoned_with_drop_their_sender(
         served.listener.events.put(Event("done", session, end))
     found, _ = served.evaluate(side, ["0", "1"], 2)
     assert found == {"1": ends["1"]}
-    assert "client 0 sent what cannot be used: 'personal_confusion_0_0' is not a number of images" in caplog.text
+    assert "client 0 sent an invalid message: 'personal_confusion_0_0' is not a number of images" in caplog.text
 
 
 GOOD = {"personal_accuracy": 50.0, "personal_balanced_accuracy": 100.0, "personal_loss": 2.0}

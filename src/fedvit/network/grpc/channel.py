@@ -1,8 +1,8 @@
 """Split learning between machines: a gRPC service whose messages are plain bytes, with certificates on both sides.
 
-A client opens one stream, `attend`: it says who it is and gets its tasks there; when the stream breaks, the client is
-gone. `call` carries one message of a batch and its answer, `done` the end of a task. The handlers only put events into
-a queue: one thread answers them all, so that no sum depends on chance.
+A client opens one stream, `attend`, on which it introduces itself and receives its tasks; when the stream breaks, the
+client counts as disconnected. `call` carries one message of a batch and its answer, and `done` reports the end of a
+task. The handlers only put events into a queue; a single thread answers them all, so that no sum depends on timing.
 """
 
 import json
@@ -29,7 +29,7 @@ SERVICE = "fedvit.Split"
 TOKEN = "session"
 UNLIMITED = -1
 LONGEST_TEXT = 300
-ALIVE = (  # a peer whose machine is gone is noticed in half a minute
+ALIVE = (  # a peer whose machine is down is noticed within half a minute
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -38,26 +38,26 @@ ALIVE = (  # a peer whose machine is gone is noticed in half a minute
 
 
 class ConnectionRefusedByServerError(Exception):
-    """What the other side says no to, in words that it may read."""
+    """A refusal by the server, in words that the client may read."""
 
 
 class LateError(ConnectionRefusedByServerError):
-    """A message of another round, step or task."""
+    """A message that belongs to another round, step or task."""
 
 
 class GarbageError(ConnectionRefusedByServerError):
-    """A message that no client of ours sends."""
+    """A message that a correct client never sends."""
 
 
 class LostError(Exception):
-    """The connection is gone."""
+    """A lost connection."""
 
 
 class TakenError(UserError):
-    """The name is connected already: by another client, or by a connection of ours that the server still holds."""
+    """A name that is already connected: by another client, or by our own old connection that the server still holds."""
 
 
-# The server.
+# The server's side.
 
 
 @dataclass
@@ -67,13 +67,13 @@ class Session:
     name: str
     hello: Mapping[str, Any]
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    tasks: "queue.SimpleQueue[bytes | None]" = field(default_factory=queue.SimpleQueue)  # None: the stream ends
+    tasks: "queue.SimpleQueue[bytes | None]" = field(default_factory=queue.SimpleQueue)  # None ends the stream
     alive: bool = True
 
 
 @dataclass
 class Event:
-    """Something that the one thread has to look at; whoever sent it waits for `reply`."""
+    """An event for the answering thread; the sender of a call or done waits for `reply`."""
 
     kind: Literal["came", "gone", "call", "done"]
     session: Session
@@ -82,7 +82,7 @@ class Event:
 
 
 class Listener:
-    """The service. `admit` looks at a hello and raises RefusedError; `welcome` is the first thing a client hears."""
+    """The service. `admit` raises ConnectionRefusedByServerError for a bad hello; others first receive `welcome`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Listener:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.sessions: dict[str, Session] = {}  # by name
         self.lock = threading.Lock()
-        self.declined: dict[str, str] = {}  # by name: why a client does not take part
+        self.declined: dict[str, str] = {}  # by name: the reason why a client does not take part
         self.closed = False
         options = (
             *ALIVE,
@@ -112,7 +112,7 @@ class Listener:
             "call": grpc.unary_unary_rpc_method_handler(self.call),
             "done": grpc.unary_unary_rpc_method_handler(self.done),
         }
-        threads = 3 * clients + 8  # a stream and a call of each, and room to refuse strangers
+        threads = 3 * clients + 8  # a stream and a call for each client, and room to refuse strangers
         self.server = grpc.server(ThreadPoolExecutor(threads), options=options)
         self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         try:
@@ -124,7 +124,7 @@ class Listener:
                 self.port = self.server.add_secure_port(address, credentials)
         except RuntimeError as problem:
             raise UserError(
-                f"cannot listen on {address}: the port is in use, or the address is not this machine's; choose another"
+                f"cannot listen on {address}: the port is in use, or the address is not on this machine; choose another"
             ) from problem
         self.server.start()
 
@@ -133,7 +133,7 @@ class Listener:
             hello = json.loads(request)
             name = hello["name"]
             if not isinstance(name, str):
-                raise TypeError("a name is text")
+                raise TypeError("a name must be text")
         except (ValueError, KeyError, TypeError, RecursionError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is not the hello of a fedvit split-client")
         self.check_certificate(context, name)
@@ -150,7 +150,7 @@ class Listener:
             if known is None or not known.alive:
                 self.sessions[name] = session
         if self.sessions[name] is not session:
-            text = f"a client named {name!r} is connected already: names are given once"
+            text = f"a client named {name!r} is already connected: every client needs its own name"
             context.abort(grpc.StatusCode.ALREADY_EXISTS, text)
         if not context.add_callback(lambda: self.leave(session)):
             self.leave(session)
@@ -172,7 +172,7 @@ class Listener:
         return self.answered("done", request, context)
 
     def answered(self, kind: Literal["call", "done"], request: bytes, context: Any) -> bytes:
-        """Put an event before the one thread and wait for what it says."""
+        """Queue an event for the answering thread, and return its reply."""
         token = dict(context.invocation_metadata()).get(TOKEN, "")
         session = next((s for s in list(self.sessions.values()) if s.alive and s.token == token), None)
         if session is None or self.closed:
@@ -190,7 +190,7 @@ class Listener:
         raise AssertionError
 
     def check_certificate(self, context: Any, name: str) -> None:
-        """A client speaks for the name that its certificate was given, and for no other."""
+        """Refuse a client whose certificate was not issued for its name."""
         if self.identity is None:
             return
         found = context.auth_context()
@@ -201,7 +201,7 @@ class Listener:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
 
     def close(self, last: bytes | None = None) -> None:
-        """Say a last thing to those who listen, and stop."""
+        """Send the last message, if there is one, to all connected clients, and stop."""
         self.closed = True
         for session in list(self.sessions.values()):
             if session.alive and last is not None:
@@ -222,11 +222,11 @@ class Listener:
                 event.reply.set_exception(LateError("the server has stopped"))
 
 
-# The client.
+# The client's side.
 
 
 class Connection:
-    """A client's side of the service."""
+    """The client's side of the service."""
 
     def __init__(self, address: str, identity: Identity | None):
         self.address, self.identity = address, identity
@@ -248,9 +248,9 @@ class Connection:
         self.calls = {way: self.channel.unary_unary(f"/{SERVICE}/{way}") for way in ("call", "done")}
 
     def attend(self, hello: Mapping[str, Any]) -> tuple[dict[str, Any], Iterator[Message]]:
-        """Say hello; the welcome, and the tasks as they come. LostError when the server is gone."""
+        """Say hello, and return the welcome and an iterator over the tasks; raise LostError if the server is gone."""
         stream = self.channel.unary_stream(f"/{SERVICE}/attend")(json.dumps(hello).encode())
-        self.stream = stream  # a stream that nobody holds is ended by gRPC
+        self.stream = stream  # gRPC ends a stream that nothing refers to
         try:
             welcome = json.loads(next(stream))
         except StopIteration:
@@ -274,7 +274,7 @@ class Connection:
         except grpc.RpcError as problem:
             raise self.error_of(problem) from problem
         except ValueError as problem:
-            raise UserError(f"the server at {self.address} sends what is no task: {problem}") from problem
+            raise UserError(f"the server at {self.address} sent something that is not a task: {problem}") from problem
 
     def call(self, request: bytes) -> bytes:
         return self.send("call", request)
@@ -297,21 +297,21 @@ class Connection:
             return kind(f"the server at {self.address} says: {details}")
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
             return LostError(details)
-        return UserError(f"the server at {self.address} does not understand us ({code.name}: {details})")
+        return UserError(f"the server at {self.address} could not handle the request ({code.name}: {details})")
 
     def close(self) -> None:
         self.channel.close()
 
 
 def why_no_connection(address: str, identity: Identity | None) -> tuple[str, bool]:
-    """In words, what is wrong with a server that cannot be reached, and whether waiting may help."""
+    """Explain why a server cannot be reached, and return whether waiting may help."""
     host, port = host_and_port(address)
     try:
         plain = socket.create_connection((host, port), timeout=5)
     except socket.gaierror as problem:
         if problem.errno == socket.EAI_AGAIN:
-            return f"the name {host} cannot be looked up now ({problem.strerror}): check the network", True
-        return f"no host of the name {host}: check --server", False
+            return f"the name {host} cannot be resolved at the moment ({problem.strerror}): check the network", True
+        return f"there is no host named {host}: check --server", False
     except OSError as problem:
         return f"no server at {address} ({problem.strerror or problem}): start it, or check --server", True
     with plain:
@@ -319,24 +319,27 @@ def why_no_connection(address: str, identity: Identity | None) -> tuple[str, boo
             if identity is None:
                 if _greets(plain):
                     return f"the server at {address} does not answer", True
-                return f"the server at {address} does not take a plain connection: give --cert, --key and --ca", False
+                return f"the server at {address} does not accept a plain connection: give --cert, --key and --ca", False
             with identity.context(server=False).wrap_socket(plain, server_hostname=host) as safe:
-                if _greets(safe):  # or else says why it refuses our certificate
+                if _greets(safe):  # otherwise, reading may raise the reason why our certificate is refused
                     return f"the server at {address} does not answer", True
-                return f"the server at {address} closed the connection: its --ca must sign our certificate", False
+                return (
+                    f"the server at {address} closed the connection: its --ca must have signed our certificate",
+                    False,
+                )
         except ssl.SSLCertVerificationError as problem:
             return f"the certificate of the server at {address} does not match: {problem.verify_message}", False
         except ssl.SSLError as problem:
             if problem.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING"):
                 return f"the server at {address} does not speak TLS: was it started with --insecure?", False
-            text = f"the server at {address} does not accept our certificate ({problem.reason}): its --ca must sign it"
+            text = f"the server at {address} rejects our certificate ({problem.reason}): its --ca must have signed it"
             return text, False
         except OSError as problem:
-            return f"the server at {address} broke off ({problem}): it may not accept our certificate", True
+            return f"the server at {address} closed the connection ({problem}): it may not accept our certificate", True
 
 
 def _greets(connection: socket.socket) -> bool:
-    """Whether the other side answers an HTTP/2 greeting with its settings, as every gRPC server does."""
+    """Return whether the other side answers an HTTP/2 preface with its settings, as every gRPC server does."""
     connection.settimeout(5)
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
     return connection.recv(9)[3:4] == b"\x04"

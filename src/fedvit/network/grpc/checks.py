@@ -1,4 +1,4 @@
-"""What a message of split learning must look like before a server, or a client, uses it."""
+"""Check split learning messages before the server or a client uses them."""
 
 import math
 from collections.abc import Mapping
@@ -22,18 +22,18 @@ from fedvit.split.server import ServerSide
 
 Shape = tuple[int, ...]
 WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-SLACK = 1_000_000  # bytes of a message beside its tensors
+SLACK = 1_000_000  # bytes that a message may have in addition to its tensors
 
 
 @dataclass
 class Progress:
-    """How far a client is in its task."""
+    """A client's progress in its task."""
 
-    task: str  # train or evaluate
-    steps: int  # of a round, from the number of its training images
+    task: str  # train, receive or evaluate
+    steps: int  # in a round, from the number of the client's training images
     average: bool = False
     started: bool = False
-    step: int = -1  # the newest
+    step: int = -1  # the latest
 
     @property
     def complete(self) -> bool:
@@ -41,11 +41,11 @@ class Progress:
 
 
 class AnswerError(Exception):
-    """The server sent what no server of ours sends, or what diverged: it is not used."""
+    """A message from the server that cannot be used: a correct server never sends it, or its values diverged."""
 
 
 class Checks:
-    """The names, kinds and shapes that a net's messages have."""
+    """The names, data types and shapes of the tensors in a model's messages."""
 
     def __init__(self, net: Net, batch: int):
         self.split, self.batch, self.classes = net.split, batch, net.classes
@@ -66,22 +66,25 @@ class Checks:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest message that a client may send."""
+        """The size in bytes of the longest message that a client may send."""
         largest = max(self.batch, EVALUATION_BATCH)
         return max(largest * (math.prod(self.h) + 1) * 8, 2 * tree.nbytes(self.own)) + SLACK
 
     def check(self, message: Message, progress: Progress, side: ServerSide) -> None:
-        """LateError for what belongs elsewhere, GarbageError for what belongs nowhere; and note the step."""
+        """Check a client's message and record its step.
+
+        Raise LateError if it belongs to another round, step or task, and GarbageError if it is invalid anywhere.
+        """
         if message.round != side.round:
-            raise LateError(f"a message of round {message.round} came in round {side.round}")
+            raise LateError(f"a message for round {message.round} arrived in round {side.round}")
         allowed = ("start", "infer") if progress.task == "evaluate" else self.kinds(progress)
         if message.kind not in ("start", "forward", "labelled", "backward", "probe", "losses", "parts", "infer"):
-            raise GarbageError(f"no message is called {message.kind[:40]!r}")
+            raise GarbageError(f"there is no message of kind {message.kind[:40]!r}")
         if message.kind not in allowed:
-            raise LateError(f"a message {message.kind!r} has no place in this task")
+            raise LateError(f"a message of kind {message.kind!r} does not belong to this task")
         expected = self.place(message, progress, side)
         if message.step != expected or (message.kind == "start") == progress.started:
-            raise LateError(f"a message {message.kind!r} of step {message.step} came in step {expected}")
+            raise LateError(f"a message of kind {message.kind!r} for step {message.step} arrived in step {expected}")
         self.check_numbers(message, progress)
         self.check_tensors(message, side)
         progress.started = True
@@ -95,7 +98,7 @@ class Checks:
         return ("start", "forward", "backward", *probes, *(("parts",) if progress.average else ()))
 
     def place(self, message: Message, progress: Progress, side: ServerSide) -> int:
-        """The step that a message of this kind must have now; -1 where none may come."""
+        """Return the step that a message of this kind must have now, or -1 if none is allowed."""
         match message.kind:
             case "start":
                 return 0
@@ -122,7 +125,7 @@ class Checks:
             "infer": {"depth"} & set(numbers),
         }
         if set(numbers) != wanted[message.kind] or not _all_numbers(numbers):
-            raise GarbageError(f"the numbers of {message.kind!r} are not those expected")
+            raise GarbageError(f"the numbers in {message.kind!r} are not the expected ones")
         fits = {
             "last": lambda v: bool(v) == (message.step == progress.steps - 1),
             "wanted": lambda v: v in (0, 1),
@@ -132,7 +135,7 @@ class Checks:
         }
         for name, value in numbers.items():
             if name in fits and not fits[name](value):
-                raise GarbageError(f"{name} of {message.kind!r} is {value:g}")
+                raise GarbageError(f"{message.kind!r} has an invalid value of {name}: {value:g}")
 
     def check_tensors(self, message: Message, side: ServerSide) -> None:
         found = flatten(message.payload.trees)
@@ -141,7 +144,7 @@ class Checks:
                 images = len(found["h/x"]) if "h/x" in found and found["h/x"].ndim else 0
                 limit = EVALUATION_BATCH if message.kind == "infer" else self.batch
                 if not 1 <= images <= limit:
-                    raise GarbageError(f"expected h/x of 1 to {limit} images, found {images}")
+                    raise GarbageError(f"expected h/x to hold 1 to {limit} images, found {images}")
                 wanted = self.packed("h", (images, *self.h))
                 if message.kind == "labelled":
                     wanted["labels/y"] = torch.int32, (images,)
@@ -153,22 +156,22 @@ class Checks:
                 wanted = {}
         compare(found, wanted, message.kind)
         if "labels/y" in found and not ((found["labels/y"] >= 0) & (found["labels/y"] < self.classes)).all():
-            raise GarbageError("labels that are no classes")
+            raise GarbageError("some labels are not class numbers")
 
     def check_task(self, task: Message) -> None:
-        """What a server gives a client to do; AnswerError where it cannot be done."""
+        """Check a task from the server; raise AnswerError if it is invalid."""
         numbers = task.payload.scalars
         if set(numbers) != {"continues", "average"} or not _all_numbers(numbers):
-            raise AnswerError(f"the numbers of the task {task.kind[:40]!r} are not those expected")
+            raise AnswerError(f"the numbers in the task {task.kind[:40]!r} are not the expected ones")
         wrong = difference(task.payload, Payload({"average": self.own} if task.kind == "receive" else {}))
         if wrong is not None:
             raise AnswerError(f"the task {task.kind[:40]!r}: {wrong}")
 
     def check_answer(self, request: Message, answer: Message, images: int) -> None:
-        """What a server answers to a request in a batch of so many images; AnswerError where it is something else."""
+        """Check the server's answer to a request in a batch of `images` images; raise AnswerError if it is invalid."""
         about = [(m.round, m.client, m.step, m.kind) for m in (request, answer)]
         if about[0] != about[1]:
-            raise AnswerError(f"the answer to {request.kind!r} is one to another message")
+            raise AnswerError(f"the answer to {request.kind!r} belongs to another message")
         self.check_answered_numbers(answer)
         plain = request.kind == "probe" or (request.kind == "infer" and self.split.labels_leave)
         found: Tree = flatten(answer.payload.trees)
@@ -193,12 +196,12 @@ class Checks:
         start = {"learns"} if self.most is None else {"learns", "depth"}
         wanted = {"start": start, "labelled": {"loss"}}.get(answer.kind, set())
         if set(numbers) != wanted or not _all_numbers(numbers):
-            raise AnswerError(f"the numbers of the answer to {answer.kind!r} are not those expected")
+            raise AnswerError(f"the numbers in the answer to {answer.kind!r} are not the expected ones")
         if self.most is not None and "depth" in numbers and numbers["depth"] not in range(1, self.most + 1):
-            raise AnswerError(f"a body of {numbers['depth']:g} blocks, where 1 to {self.most} were expected")
+            raise AnswerError(f"expected a body of 1 to {self.most} blocks, found {numbers['depth']:g}")
 
     def largest(self, train: int, test: int) -> list[Payload]:
-        """What a client with so many images sends, one of each kind that has tensors, at its largest."""
+        """Return the largest payload of each kind with tensors that a client with this many images sends."""
         batch = min(self.batch, train)
         kinds = [
             {"h": self.zeros("h", (batch, *self.h))},
@@ -224,7 +227,7 @@ class Checks:
         return wanted
 
     def check_scores(self, scores: Mapping[str, float]) -> None:
-        """What a client says of its test, which has one view."""
+        """Check the scores that a client reports, which have only the view personal."""
         wrong = score_problem(scores, self.classes)
         strange = [
             name for name in scores if name.endswith("_balanced_accuracy") and name != "personal_balanced_accuracy"
@@ -234,15 +237,15 @@ class Checks:
 
 
 def _all_numbers(numbers: Mapping[str, float]) -> bool:
-    """Whether all are finite, and no integers too long for a float."""
+    """Return whether all values are finite and no integer is too large for a float."""
     return all(-LARGEST <= value <= LARGEST for value in numbers.values())
 
 
 def compare(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[torch.dtype, Shape]], kind: str) -> None:
-    """Names, kinds, shapes, and that every number is one."""
+    """Check the names, data types and shapes of tensors, and that all values are finite; raise GarbageError if not."""
     if found.keys() != wanted.keys():
         names: Any = sorted(found.keys() ^ wanted.keys())[:3]
-        raise GarbageError(f"the tensors of {kind!r} are not those expected: {', '.join(names)[:200]}")
+        raise GarbageError(f"the tensors in {kind!r} are not the expected ones: {', '.join(names)[:200]}")
     for name, tensor in found.items():
         dtype, shape = wanted[name]
         if tensor.dtype != dtype or tuple(tensor.shape) != shape:

@@ -1,4 +1,4 @@
-"""A client of split learning on a network: its images, its head and tail, and the folder in which it keeps them."""
+"""A split learning client on a network: its images, its head and tail, and the folder that holds its state."""
 
 import logging
 import time
@@ -35,11 +35,11 @@ from fedvit.split.messages import GIVEN_UP, Channel, Message
 from fedvit.split.plan import SplitPlan
 
 log = logging.getLogger(__name__)
-PAUSE = 0.5  # seconds between looks for a server
+PAUSE = 0.5  # seconds between attempts to reach the server
 
 
 class SplitClient:
-    """One client with its images. It answers the server's tasks until the run is over."""
+    """One client with its images. It works on the server's tasks until the run is finished."""
 
     def __init__(
         self,
@@ -57,11 +57,11 @@ class SplitClient:
         device = torch.device(experiment.run.devices[0])
         self.net: Net = make_net(experiment, dataset.classes, device)
         if not isinstance(self.net.plan, SplitPlan):
-            raise UserError(f"{experiment.method['name']} is not split learning: its clients run under Flower")
+            raise UserError(f"{experiment.method['name']} is not a split learning method: its clients run under Flower")
         self.worker = Worker(experiment, self.net, dataset, split, device)
         self.split, self.parts = self.net.split, Parts(self.net.module, self.net.split.cut)
         for parameter in self.net.module.parameters():
-            parameter.requires_grad_(False)  # learning weights are given at every call
+            parameter.requires_grad_(False)  # trainable weights are passed at every call
         self.checks = Checks(self.net, experiment.train.batch)
         part = split.clients[name]
         self.hello: dict[str, Any] = {
@@ -76,7 +76,7 @@ class SplitClient:
     def attend(
         self, address: str, identity: Identity | None, *, wait: float = 60.0, said: Callable[[str], None] = log.info
     ) -> None:
-        """Work for the server until it says that the run is finished; look for it again where it is lost."""
+        """Work for the server until it says that the run is finished; reconnect if the connection is lost."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with run_log() as log_to:
             log_to(self.folder / "log.txt")
@@ -89,7 +89,7 @@ class SplitClient:
                         said("the run is finished")
                         return
                     seen, connected = time.monotonic(), True
-                except TakenError as problem:  # by ourselves, until the server sees that our connection broke
+                except TakenError as problem:  # perhaps by us, until the server notices that our connection broke
                     if not connected or time.monotonic() - seen > wait:
                         raise
                     log.info("%s; trying again", problem)
@@ -97,19 +97,19 @@ class SplitClient:
                     reason, may_help = why_no_connection(address, identity)
                     if not may_help or time.monotonic() - seen > wait:
                         raise UserError(reason) from None
-                    log.info("%s; looking again", reason)
+                    log.info("%s; trying again", reason)
                 finally:
                     connection.close()
                 time.sleep(PAUSE)
 
     def check_policy(self) -> None:
-        """Refuse, before anything leaves, a run in which something would leave that may not."""
+        """Refuse, before anything is sent, a run whose messages the policy forbids."""
         method = str(self.experiment.method["name"])
         for payload in self.checks.largest(self.hello["train"], self.hello["test"]):
             self.policy.admit(self.experiment.label, method, payload, epsilon=None)
 
     def work(self, connection: Connection, said: Callable[[str], None]) -> bool:
-        """Do the tasks of one connection; True when the run is over, False when the connection broke on the way."""
+        """Do the tasks of one connection; return True if the run is finished, and False if the connection broke."""
         try:
             self.check_policy()
         except PublicError as refused:
@@ -132,25 +132,25 @@ class SplitClient:
                 except LateError as problem:
                     log.warning("round %d: dropped from %s: %s", task.round, task.kind, problem)
                 except GarbageError as problem:
-                    log.error("round %d: the server cannot use what we send: %s", task.round, problem)
+                    log.error("round %d: the server rejected our message: %s", task.round, problem)
                 except AnswerError as problem:
-                    log.error("round %d: what the server sends cannot be used: %s", task.round, problem)
+                    log.error("round %d: cannot use the server's message: %s", task.round, problem)
                     self.give_up(connection, task)
         except LostError as problem:
             log.warning("the connection to %s broke: %s", connection.address, problem)
         return False
 
     def give_up(self, connection: Connection, task: Message) -> None:
-        """Tell the server that this task will not be done, so that nobody waits for it; our state is as it was."""
+        """Tell the server not to wait for this task, because it will not be finished; our state is unchanged."""
         try:
             connection.send("done", Message(task.round, self.name, 0, GIVEN_UP).to_bytes())
         except (LateError, GarbageError) as problem:
             log.info("round %d: %s", task.round, problem)
 
     def do(self, connection: Connection, run: str, task: Message) -> None:
-        """One task, and its end. What a round changes is on disk before the server counts on it."""
+        """Do one task and report its end. The new state is on disk before the server relies on it."""
         if task.kind not in ("train", "receive", "evaluate"):
-            raise UserError(f"the server gives a task {task.kind[:40]!r} that this version does not know")
+            raise UserError(f"the server sent a task {task.kind[:40]!r} that this version does not know")
         self.checks.check_task(task)
         after = int(task.payload.scalars["continues"])
         memory = self.recalled(run, after)
@@ -171,12 +171,12 @@ class SplitClient:
         connection.send("done", replace(task, payload=Payload(scalars=found)).to_bytes())
 
     def recalled(self, run: str, after: int) -> Memory:
-        """The state that the server continues."""
+        """Return the state that the server continues from; raise UserError if it is missing."""
         memory = self.state.get(run, after)
         if memory.get("updated", 0.0) != after:
             raise UserError(
-                f"the server goes on from our state of round {after} of run {run}, and {self.folder} does not have it: "
-                "give the --state folder that this client had"
+                f"the server continues from our state of round {after} of run {run}, but {self.folder} does not have "
+                "it: give the --state folder that this client used before"
             )
         return memory
 
@@ -205,14 +205,12 @@ class SplitClient:
 
 @dataclass
 class _CheckedChannel:
-    """The one way out and in for a batch's messages: what the site's rules forbid does not leave, and what no server
-    of ours answers does not come in.
-    """
+    """The only channel for a batch's messages: it blocks requests that the policy forbids, and invalid answers."""
 
     connection: Channel
     policy: Policy
     checks: Checks
-    images: int = 0  # of the batch under way
+    images: int = 0  # in the current batch
 
     def call(self, request: bytes) -> bytes:
         message = Message.from_bytes(request)
@@ -228,7 +226,7 @@ class _CheckedChannel:
 
 
 def site_data(experiment: Experiment, name: str, folder: Path, state: Path) -> tuple[Dataset, Partition]:
-    """A folder of class folders as the one client of this name, divided as sites are."""
+    """Load a folder of class folders as the only client, with this name, split as a site's images are."""
     data = experiment.data.model_copy(update={"cache": experiment.data.cache or state / "images", "unseen": 0})
     alone = experiment.model_copy(update={"data": data})
     return load_data(own_experiment(alone, data.class_list, name, folder))

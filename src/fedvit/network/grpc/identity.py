@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection: certificates, keys and addresses."""
+"""The identities of both ends of a connection: certificates, keys and addresses."""
 
 import ipaddress
 import ssl
@@ -7,26 +7,24 @@ from pathlib import Path
 
 from fedvit.core.errors import UserError
 
-# Certificates.
-
 
 @dataclass(frozen=True)
 class Identity:
-    """This side's certificate and key, and the authority that signs the other side's."""
+    """This side's certificate and key, and the authority that signs the other side's certificate."""
 
     cert: Path
     key: Path
     ca: Path
 
     def read(self) -> tuple[bytes, bytes, bytes]:
-        """Certificate, key and authority, after a look at whether they fit."""
+        """Return the certificate, the key and the authority, after checking that they fit together."""
         try:
             self.context(server=True)
             return self.cert.read_bytes(), self.key.read_bytes(), self.ca.read_bytes()
         except ssl.SSLError as problem:
             raise UserError(
-                f"{self.cert} and {self.key} are not a certificate and its key, or {self.ca} is no certificate of an "
-                f"authority ({problem.reason or problem})"
+                f"{self.cert} and {self.key} are not a certificate and its key, or {self.ca} is not the certificate "
+                f"of an authority ({problem.reason or problem})"
             ) from problem
         except OSError as problem:
             raise UserError(f"{problem.filename or self.cert}: {problem.strerror or problem}") from problem
@@ -42,19 +40,21 @@ class Identity:
 def identity_of(
     address: str, cert: Path | None, key: Path | None, ca: Path | None, *, insecure: bool
 ) -> Identity | None:
-    """Certificates, or none on this machine's own addresses if asked for."""
+    """Return the certificates, or None with `insecure`, which only loopback addresses allow."""
     host, _ = host_and_port(address)
     if insecure:
         if cert or key or ca:
-            raise UserError("--insecure means no certificates: leave --cert, --key and --ca out")
+            raise UserError("--insecure uses no certificates: leave out --cert, --key and --ca")
         if not _is_loopback(host):
             raise UserError(
-                f"--insecure is for trials on one machine (127.0.0.1, localhost, ::1), and {host} is not: give --cert, "
-                "--key and --ca"
+                f"--insecure is for trials on one machine (127.0.0.1, localhost, ::1), but {host} is not one of its "
+                "loopback addresses: give --cert, --key and --ca"
             )
         return None
     if cert is None or key is None or ca is None:
-        raise UserError("expected --cert, --key and --ca, the files of both sides' certificates, or --insecure")
+        raise UserError(
+            "expected --cert, --key and --ca, this side's files and the other side's authority, or --insecure"
+        )
     return Identity(cert, key, ca)
 
 

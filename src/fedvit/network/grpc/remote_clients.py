@@ -1,4 +1,4 @@
-"""The clients of split learning behind the network, as the split loop sees them."""
+"""The clients of split learning over a network, as the split loop sees them."""
 
 import logging
 import math
@@ -25,26 +25,26 @@ from fedvit.split.messages import GIVEN_UP, Message
 from fedvit.split.server import ServerSide
 
 log = logging.getLogger(__name__)
-TICK = 0.5  # seconds between looks at the clock
-REMIND = 30  # seconds between words about who is missing
+TICK = 0.5  # seconds between checks of the deadlines
+REMIND = 30  # seconds between log lines about missing clients
 
 
 @dataclass
 class _Work:
-    """A client's task, from the moment it is given to its end."""
+    """A client's task, from its assignment to its end."""
 
     session: Session
     progress: Progress
     deadline: float
     up: int = 0
     down: int = 0
-    held: Event | None = None  # a message of a step that has not begun
+    held: Event | None = None  # a message for a step that has not begun
     result: Mapping[str, float] | None = None
 
 
 @dataclass
 class _ClientTasks:
-    """All the work on one task."""
+    """One task of several clients, and the progress of each."""
 
     kind: str
     number: int
@@ -58,7 +58,7 @@ class _ClientTasks:
 
 
 class RemoteClients:
-    """The clients behind a listener, as the split loop sees them."""
+    """The clients of a listener, with the interface that the split loop expects."""
 
     def __init__(
         self,
@@ -72,7 +72,9 @@ class RemoteClients:
         least: int,
     ):
         self.listener, self.names, self.experiment, self.checks = listener, list(names), experiment, checks
-        self.trained = {name: trained.get(name, 0) for name in names}  # the round whose state a client continues
+        self.trained = {
+            name: trained.get(name, 0) for name in names
+        }  # the round whose state each client continues from
         self.patience, self.least = patience, least
         self.desk: _ClientTasks | None = None
         self.finished_now: list[str] = []
@@ -85,7 +87,7 @@ class RemoteClients:
         return [name for name in self.names if name in sessions and sessions[name].alive]
 
     def gather(self, wanted: int, limit: float = math.inf) -> None:
-        """Wait until so many clients are here, or for so long that `least` will do."""
+        """Wait until `wanted` clients are connected; after `limit` seconds, `least` are enough."""
         begin = said = time.monotonic()
         while len(self.present()) < wanted:
             self.look_at_declined()
@@ -99,15 +101,15 @@ class RemoteClients:
             self.handle(TICK)
 
     def look_at_declined(self) -> None:
-        """Before the first round a client that does not take part ends the run; later it is one that is missing."""
+        """End the run if a client declines before the first round; later, only log that it is missing."""
         while self.listener.declined:
             name, reason = self.listener.declined.popitem()
             text = f"client {name} does not take part: {reason}"
             if name in self.names and not any(self.trained.values()):
-                raise UserError(f"{text}; agree with it on another run, or leave it out of --clients")
+                raise UserError(f"{text}; agree on other settings, or leave the client out of --clients")
             log.warning("%s", text)
 
-    # The calls of the loop.
+    # Calls from the loop.
 
     def train(self, side: ServerSide, cohort: Sequence[str], number: int, *, average: bool) -> Trained:
         split, done = side.split, Trained()
@@ -138,7 +140,7 @@ class RemoteClients:
         return done
 
     def receive(self, names: Sequence[str], number: int, average: Tree) -> None:
-        # A client lost in this moment goes on with its own parts.
+        # A client that is lost at this point continues with its own parts.
         self.work(_ClientTasks("receive", number), names, {"average": average}, continues=number)
 
     def commit(self, number: int) -> None:
@@ -162,7 +164,7 @@ class RemoteClients:
         trees: Mapping[str, Tree] | None = None,
         continues: int | None = None,
     ) -> None:
-        """Give these clients the task and answer them until each is done or lost."""
+        """Assign the task to these clients, and answer their messages until each client is done or lost."""
         self.desk = desk
         for name in names:
             session = self.listener.sessions.get(name)
@@ -180,7 +182,7 @@ class RemoteClients:
             self.handle(TICK)
             for name, work in list(desk.active.items()):
                 if work.held is None and time.monotonic() > work.deadline:
-                    self.lose(name, f"was silent for {self.patience:g} s")
+                    self.lose(name, f"sent nothing for {self.patience:g} s")
         self.desk = None
 
     def steps_of(self, session: Session) -> int:
@@ -188,32 +190,32 @@ class RemoteClients:
         return train.epochs * -(-int(session.hello["train"]) // train.batch)
 
     def handle(self, seconds: float) -> None:
-        """The next event, if one comes in time."""
+        """Handle the next event, if one arrives within this many seconds."""
         try:
             event = self.listener.events.get(timeout=seconds)
         except queue.Empty:
             return
         name = event.session.name
         if event.kind == "came":
-            log.info("client %s is here", name)
+            log.info("client %s connected", name)
         elif event.kind == "gone":
-            log.info("client %s is gone", name)
+            log.info("client %s disconnected", name)
             if self.desk is not None and name in self.desk.active and self.desk.active[name].session is event.session:
                 self.lose(name, "was lost: its connection ended")
         else:
             self.answer(event)
 
     def answer(self, event: Event) -> None:
-        """Answer a message, hold it until its step begins, or say why not."""
+        """Answer a message, hold it until its step begins, or refuse it with a reason."""
         name, desk = event.session.name, self.desk
         try:
             if desk is None or name not in desk.active or desk.active[name].session is not event.session:
-                raise LateError("no task is under way for this client: it came too late")
+                raise LateError("this client has no task in progress: its message came too late")
             work = desk.active[name]
             message = _parsed(event)
             if event.kind == "call" and desk.lockstep and message.step > desk.step:
                 if work.held is not None or message.step > desk.step + 1:
-                    raise LateError(f"a message of step {message.step} came in step {desk.step}")
+                    raise LateError(f"a message for step {message.step} arrived in step {desk.step}")
                 work.held = event
                 self.open_barrier()
                 return
@@ -223,9 +225,9 @@ class RemoteClients:
             event.reply.set_exception(problem)
         except GarbageError as problem:
             event.reply.set_exception(problem)
-            self.lose(name, f"sent what cannot be used: {problem}")
+            self.lose(name, f"sent an invalid message: {problem}")
         except Exception as problem:
-            log.exception("a message of client %s could not be answered", name)
+            log.exception("a message from client %s could not be answered", name)
             event.reply.set_exception(GarbageError(f"the server could not use this message ({type(problem).__name__})"))
             self.lose(name, "sent a message that could not be answered")
         else:
@@ -237,7 +239,7 @@ class RemoteClients:
             self.end(desk, work, message)
             return b""
         if desk.side is None:
-            raise LateError("this task has no messages")
+            raise LateError("this task expects no messages")
         self.checks.check(message, work.progress, desk.side)
         reply = desk.side.answer(message)
         work.up += message.payload.nbytes
@@ -245,19 +247,19 @@ class RemoteClients:
         return reply.to_bytes()
 
     def end(self, desk: _ClientTasks, work: _Work, message: Message) -> None:
-        """A client says that its task is done, and what came of it."""
+        """Record the end of a client's task, and its results."""
         name, numbers = work.session.name, message.payload.scalars
         if message.kind == GIVEN_UP and message.round == desk.number:
-            self.lose(name, "gave up: its log says what it could not use")
+            self.lose(name, "gave up: its log says why")
             return
         if message.kind != desk.kind or message.round != desk.number:
-            raise LateError(f"the end of {message.kind!r} of round {message.round} came in round {desk.number}")
+            raise LateError(f"the end of {message.kind!r} for round {message.round} arrived in round {desk.number}")
         if message.payload.trees or not all(type(value) in (int, float) for value in numbers.values()):
-            raise GarbageError("the end of a task has numbers only")
+            raise GarbageError("the end of a task must contain only numbers")
         if desk.kind == "train" and desk.side is not None:
             owed = desk.average and bool(self.checks.own) and name not in desk.side.ends
             if not work.progress.complete or owed:
-                raise GarbageError("the end of a round came before its last message")
+                raise GarbageError("the end of a round arrived before its last message")
             if set(numbers) != {"loss"} or not math.isfinite(numbers["loss"]):
                 raise GarbageError("expected the mean loss, a finite number")
             desk.side.finish(name)
@@ -268,7 +270,7 @@ class RemoteClients:
         self.open_barrier()
 
     def lose(self, name: str, reason: str) -> None:
-        """Drop a client from what is under way; it may come back for the next task."""
+        """Drop a client from the current task; it may return for the next one."""
         desk = self.desk
         assert desk is not None
         work = desk.active.pop(name, None)
@@ -277,12 +279,12 @@ class RemoteClients:
             work.held.reply.set_exception(LateError(f"dropped: {reason}"))
         if desk.kind == "train" and desk.side is not None:
             desk.side.drop(name)
-        doing = {"train": "", "receive": " while averages were sent", "evaluate": " in the test"}[desk.kind]
+        doing = {"train": "", "receive": " while averages were being sent", "evaluate": " during evaluation"}[desk.kind]
         log.warning("round %d: client %s %s%s", desk.number, name, reason, doing)
         self.open_barrier()
 
     def open_barrier(self) -> None:
-        """All clients that still work wait for the next step: the body takes this one, and they go on."""
+        """Once all active clients wait for the next step, let the body finish this one and answer them."""
         desk = self.desk
         if desk is None or desk.side is None or not desk.lockstep:
             return
@@ -303,5 +305,5 @@ def _parsed(event: Event) -> Message:
     except ValueError as problem:
         raise GarbageError(str(problem)) from problem
     if message.client != event.session.name:
-        raise GarbageError("a message in another client's name")
+        raise GarbageError("the message is in another client's name")
     return message

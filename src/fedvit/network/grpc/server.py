@@ -1,7 +1,7 @@
-"""The server of split learning on a network: the body is here, heads, tails and images are at the clients.
+"""The split learning server on a network: it holds the body; the heads, tails and images are at the clients.
 
-One thread answers every message, in the order in which they come; what the clients give is added up in the order of
-the cohort. So a run ends with the same bits as in one process.
+A single thread answers all messages in the order in which they arrive, and the contributions of the clients are summed
+in the order of the cohort. A run therefore ends with the same bits as in one process.
 """
 
 import json
@@ -44,34 +44,33 @@ log = logging.getLogger(__name__)
 NAME = re.compile(r"[^\s,/\\]{1,100}")
 
 
-# A run.
-
-
 def _class_names_of(experiment: Experiment) -> tuple[str, ...]:
-    """The classes, from the settings or, in a trial, from the data set itself."""
+    """Return the class names from the settings or, in a trial, from the dataset itself."""
     if experiment.data.class_list:
         return experiment.data.class_list
     try:
         return load_dataset(experiment.data, input_size(experiment.model)).class_names
     except UserError as problem:
         raise UserError(
-            "the server has no images and must be told the classes: --set data.class_names=a,b,c, in the file of both "
-            f"sides ({problem})"
+            "the server has no images and needs the class names: set data.class_names=a,b,c on both sides, in the "
+            f"experiment file or with --set ({problem})"
         ) from problem
 
 
 def _check_names(names: Sequence[str], method: str, net: Net) -> None:
     if not isinstance(net.plan, SplitPlan):
         raise UserError(
-            f"{method} is not split learning: its rounds go over Flower, see `fedvit flower`; split-server takes fedv, "
-            "fedvz, festa, fesvibs, splitfed_v1, splitfed_v2 and minibatch_sfl"
+            f"{method} is not a split learning method: it runs over Flower, see `fedvit flower`; split-server accepts "
+            "fedv, fedvz, festa, fesvibs, splitfed_v1, splitfed_v2 and minibatch_sfl"
         )
     wrong = [name for name in names if not NAME.fullmatch(name)]
     if wrong or not names:
-        raise UserError(f"--clients expects names joined by commas, such as --clients north,south, found {wrong[:1]}")
+        raise UserError(
+            f"--clients expects names separated by commas, such as --clients north,south, found {wrong[:1]}"
+        )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UserError(f"--clients has two clients of one name: {', '.join(twice)}; every site has its own")
+        raise UserError(f"--clients lists the same name twice: {', '.join(twice)}; every client needs its own name")
 
 
 def serve_split(
@@ -86,12 +85,14 @@ def serve_split(
     least: int = 1,
     said: Callable[[str], None] = log.info,
 ) -> Iterator[Round]:
-    """Serve the rounds of an experiment, one at a time; the files are complete when the iterator ends."""
+    """Serve an experiment and yield its rounds; the files are complete when the iterator ends."""
     begin = time.perf_counter()
     reset_peak_rss()
     torch.set_num_threads(experiment.run.threads)
     if experiment.data.unseen:
-        raise UserError("data.unseen is for trials in one process: leave it out, and have the site join or not")
+        raise UserError(
+            "data.unseen works only in one process: leave it out, and list in --clients only the sites that train"
+        )
     with run_log() as log_to, ExitStack() as stack:
         class_names = _class_names_of(experiment)
         net = make_net(experiment, len(class_names), torch.device(experiment.run.devices[0]))
@@ -99,7 +100,7 @@ def serve_split(
         store = ClientStore(folder / "checkpoint", in_ram=False)
         checks, mine = Checks(net, experiment.train.batch), common(experiment, net, class_names)
         run_id = _saved_id(folder, names) if resume else run_name(folder, resume=False)
-        sizes: dict[str, int] = {}  # test images, as the clients say
+        sizes: dict[str, int] = {}  # test images, as reported by the clients
         roster: dict[str, Holding] = {}
 
         def admit(hello: Mapping[str, Any]) -> None:
@@ -125,12 +126,14 @@ def serve_split(
         yield from run.record(loop, roster, metrics_of(experiment.data, len(class_names)))
         over.append(Message(experiment.train.rounds, "", 0, "finished").to_bytes())
         if not any(row["views"] for row in past.rows):
-            raise UserError(f"no client was there to be tested; --resume continues {folder} after the last round")
+            raise UserError(
+                f"no client was connected for an evaluation; --resume continues {folder} after the last round"
+            )
         run.finish()
 
 
 class _closing:  # noqa: N801, used as a statement
-    """Stop a listener at the end, with a last word if the run came to one."""
+    """A context that stops a listener at its end, with a last message to the clients if there is one."""
 
     def __init__(self, listener: Listener):
         self.listener = listener
@@ -144,13 +147,13 @@ class _closing:  # noqa: N801, used as a statement
 
 
 def _check_hello(hello: Mapping[str, Any], mine: Mapping[str, Any], names: Sequence[str]) -> None:
-    """A client that is expected, with the same experiment and numbers that can be."""
+    """Refuse a client that is not expected, reports impossible counts, or differs from the server."""
     name = hello["name"]
     if name not in names:
         raise ConnectionRefusedByServerError(f"no client {name!r} is expected here; {nearest(str(name), names)}")
     counts = [hello.get(key) for key in ("train", "test", "classes_here")]
     if not all(type(count) is int and 0 < count < 10**9 for count in counts):
-        raise ConnectionRefusedByServerError("expected the numbers of training and test images")
+        raise ConnectionRefusedByServerError("expected the numbers of training images, test images and classes")
     theirs = hello.get("common")
     found = differences(mine, theirs if isinstance(theirs, dict) else {})
     if found:
@@ -158,12 +161,12 @@ def _check_hello(hello: Mapping[str, Any], mine: Mapping[str, Any], names: Seque
 
 
 def _saved_id(folder: Path, names: Sequence[str]) -> str:
-    """The id of a run that is continued, which must have the same clients."""
+    """Return the ID of a run that is resumed; it must have the same clients."""
     try:
         saved = json.loads((folder / NETWORK).read_text())
         found, before = str(saved["run"]), list(saved["sites"])
     except (OSError, ValueError, KeyError) as problem:
         raise UserError(f"{folder} is not a run of fedvit split-server: give another --out") from problem
     if before != list(names):
-        raise UserError(f"{folder} began with --clients {','.join(before)}: continue with the same, in the same order")
+        raise UserError(f"{folder} began with --clients {','.join(before)}: give the same clients in the same order")
     return found
