@@ -1,4 +1,4 @@
-"""The ServerApp and the ClientApp."""
+"""Flower's ServerApp and ClientApp for an experiment."""
 
 import json
 import logging
@@ -25,11 +25,9 @@ from fedvit.network.policy import read_policy
 from fedvit.network.server import only_server, run_name, serve_sites, tell_errors
 from fedvit.network.site import Federation, Refusal, Site, guarded, note
 
-# The apps.
-
 
 def read_app(folder: Path, data_dir: str | None = None, threads: str | None = None) -> tuple[Experiment, Federation]:
-    """experiment.toml and federation.toml of a Flower app that `fedvit flower` wrote."""
+    """Read experiment.toml and federation.toml of a Flower app that `fedvit flower` wrote."""
     agreed = tomllib.loads((folder / "federation.toml").read_text())
     federation = Federation(tuple(agreed["sites"]), tuple(agreed["classes"]))
     tables = read_tables(folder / "experiment.toml")
@@ -41,7 +39,7 @@ def read_app(folder: Path, data_dir: str | None = None, threads: str | None = No
 
 
 def server_app(folder: Path) -> ServerApp:
-    """The app of a SuperLink: the rounds. What differs from start to start is in its run-config."""
+    """Return the app of a SuperLink, which runs the rounds; its run-config holds what differs between starts."""
     app = ServerApp()
 
     @app.main()
@@ -69,7 +67,7 @@ def server_app(folder: Path) -> ServerApp:
 
 
 def client_app(folder: Path) -> ClientApp:
-    """The app of a SuperNode; its --node-config says which site it is."""
+    """Return the app of a SuperNode; its --node-config says which site it is."""
     app = ClientApp()
 
     @app.query("hello")
@@ -88,11 +86,11 @@ def client_app(folder: Path) -> ClientApp:
 
 
 def answered(folder: Path, message: Message, context: Context, task: str) -> Message:
-    """A reply, whatever happens: Flower's own would carry the words of an exception."""
+    """Return a reply whatever happens, because Flower's own reply to an exception would contain its text."""
     told = {key: str(value) for key, value in context.node_config.items()}
     name = told.get("site", "")
     if not name or not told.get("state"):
-        found: Any = Refusal("mistake", "--node-config must give site= and state=")
+        found: Any = Refusal("mistake", "--node-config must contain site= and state=")
     else:
         state, sent = Path(told["state"]), message.metadata.created_at
         found = guarded(state, name, task, lambda: answer(folder, told, message.content, task, sent))
@@ -102,7 +100,7 @@ def answered(folder: Path, message: Message, context: Context, task: str) -> Mes
 
 
 def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
-    """A site's answer to one message. Flower starts a process for each, and does not wait for the one before it."""
+    """Answer one message under a lock, because Flower starts a process per message and does not wait for the last."""
     Path(told["state"]).mkdir(parents=True, exist_ok=True)
     with FileLock(Path(told["state"]) / "lock"):
         return _answer_alone(folder, told, records, task, sent)

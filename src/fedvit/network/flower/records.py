@@ -1,4 +1,4 @@
-"""Payloads as Flower records."""
+"""Convert payloads to Flower records and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from fedvit.core.payload import Payload, from_bytes, to_bytes
 
 ABOUT, NUMBERS, TENSORS = "about", "numbers", "tensors"  # the records of a message
-RAW = "fedvit.payload"  # how the array is written: as `core.payload` writes tensors
+RAW = "fedvit.payload"  # the format of the array: tensors as `core.payload` writes them
 LONGEST_TEXT = 300
 
 
 def to_records(content: Payload, about: Mapping[str, Any]) -> RecordDict:
-    """A payload and what it is about, as Flower sends it: all tensors in one array, since each array is a request."""
+    """Convert a payload and its metadata to records, with all tensors in one array, because each array is a request."""
     records = RecordDict({ABOUT: ConfigRecord(dict(about)), NUMBERS: MetricRecord(dict(content.scalars))})
     if content.trees:
         blob = to_bytes(Payload(content.trees))
@@ -22,20 +22,20 @@ def to_records(content: Payload, about: Mapping[str, Any]) -> RecordDict:
 
 
 def from_records(records: RecordDict) -> tuple[Payload, dict[str, Any]]:
-    """What `to_records` was given; a ValueError where it is something else."""
+    """Return the payload and the metadata that `to_records` was given; raise ValueError for anything else."""
     strange = set(records) - {ABOUT, NUMBERS, TENSORS}
     if strange:
-        raise ValueError(f"a record {min(strange)!r} that is none of ours")
+        raise ValueError(f"unexpected record {min(strange)!r}")
     content = Payload()
     try:
         numbers, about = dict(records.metric_records[NUMBERS]), dict(records.config_records[ABOUT])
         if TENSORS in records:
             array = records.array_records[TENSORS][TENSORS]
             if array.stype != RAW:
-                raise ValueError(f"an array written as {array.stype!r}")
+                raise ValueError(f"unexpected array format {array.stype!r}")
             content = from_bytes(array.data, copy=True)
     except (KeyError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as problem:
-        raise ValueError(f"records that are not ours: {problem!r}") from problem
+        raise ValueError(f"unexpected records: {problem!r}") from problem
     if not all(isinstance(value, int | float) for value in numbers.values()):
-        raise ValueError("a list where a number was expected")
+        raise ValueError("expected a number, found a list")
     return Payload(content.trees, numbers), about  # type: ignore[arg-type]

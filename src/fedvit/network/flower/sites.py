@@ -1,4 +1,4 @@
-"""The sites of a Flower federation as a transport."""
+"""The transport to the sites of a Flower federation."""
 
 import json
 import logging
@@ -28,41 +28,38 @@ from fedvit.runs.write import Holding
 
 log = logging.getLogger(__name__)
 TRIES, PAUSE = 3, 1.0
-HELLO = 120.0  # seconds for a new node to say who it is
-FORGIVEN = 60.0  # and for messages beyond the time we wait for their answers
+HELLO = 120.0  # seconds for a new node to introduce itself
+FORGIVEN = 60.0  # seconds that Flower keeps a message after we stop waiting for its answer
 T = TypeVar("T")
-
-
-# The server's side.
 
 
 @dataclass
 class FlowerSites:
-    """The transport over Flower: one message to each sampled site, answers in the order of the messages.
+    """The transport over Flower: one message to each sampled site, with answers in the order of the messages.
 
-    A site that is away, late, refuses or sends something else is a failure of this round, and stays welcome.
+    A site that is offline or late, refuses, or sends an invalid answer fails in this round but may return later.
     """
 
     grid: Grid
     experiment: Experiment
     federation: Federation
     net: Net
-    run: str  # names this run at the sites, also when it is resumed
+    run: str  # the run's ID at the sites, which stays the same when the run is resumed
     round_timeout: float
     min_sites: int
-    at_once: int = 0  # questions that are out at the same time; 0: to all sites
-    trained: dict[str, int] = field(default_factory=dict)  # the last round whose training of a site counted
+    at_once: int = 0  # messages that wait for an answer at the same time; 0: one per site
+    trained: dict[str, int] = field(default_factory=dict)  # by site: the last round whose training counted
     pending: list[str] = field(default_factory=list)
-    nodes: dict[str, int] = field(default_factory=dict)  # by site
-    strangers: set[int] = field(default_factory=set)  # nodes that were asked and do not take part
-    roster: dict[str, Holding] = field(default_factory=dict)  # and `tests`: of sites that were ever here
-    tests: dict[str, int] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)  # node IDs by site
+    strangers: set[int] = field(default_factory=set)  # nodes that were turned away
+    roster: dict[str, Holding] = field(default_factory=dict)  # like `tests`, for every site that was ever connected
+    tests: dict[str, int] = field(default_factory=dict)  # test images by site
 
     def clients(self) -> Sequence[str]:
         return self.federation.sites
 
     def commit(self, round_: int) -> None:
-        """From now on the sites continue from the states of this round."""
+        """Let the sites that trained in this round continue from its states."""
         self.trained.update(dict.fromkeys(self.pending, round_))
         self.pending = []
 
@@ -71,7 +68,7 @@ class FlowerSites:
         least = min(self.min_sites, len(asked))
         for _ in range(TRIES):
             self.wait_for(self.min_sites)
-            with tempfile.TemporaryDirectory() as spool:  # all must have come before the first is used
+            with tempfile.TemporaryDirectory() as spool:  # all answers must have arrived before the first is used
                 problems = self.collect(task, messages, Path(spool))
                 if len(asked) - sum(name in problems for name in asked) < least:
                     log.warning("fewer than %d sites answered: %s", least, said(problems))
@@ -85,12 +82,12 @@ class FlowerSites:
                         yield name, payload.from_bytes((Path(spool) / str(self.nodes[name])).read_bytes())
                 return
         raise UserError(
-            f"fewer than {least} sites answered, {TRIES} times over: {said(problems)}. The run is saved up to "
-            "the round before; start it again with resume=true when they are back, or with a smaller min-sites"
+            f"fewer than {least} sites answered in each of {TRIES} attempts: {said(problems)}. The run is saved up to "
+            "the previous round; start it again with resume=true when they are back, or with a smaller min-sites"
         )
 
     def collect(self, task: Task, messages: Mapping[str, Payload], spool: Path) -> dict[str, str]:
-        """Ask all, write good answers to the spool, and say what is wrong with the others."""
+        """Ask all sites, write valid answers to the spool, and return the problems of the other sites."""
         problems: dict[str, str] = {}
         self.meet()
         online = set(self.grid.get_node_ids())
@@ -115,7 +112,7 @@ class FlowerSites:
         return problems
 
     def message(self, content: RecordDict, node: int, kind: str, group: str) -> Message:
-        """A message that Flower forgets soon after we have stopped waiting for its answer."""
+        """Return a message that Flower discards soon after we stop waiting for its answer."""
         ttl = self.round_timeout + FORGIVEN
         return Message(content, dst_node_id=node, message_type=kind, group_id=group, ttl=ttl)
 
@@ -123,7 +120,7 @@ class FlowerSites:
         return drops_out(self.experiment, name, int(down.scalars["round"]))
 
     def replies(self, questions: Iterator[tuple[T, Message]], seconds: float) -> Iterator[tuple[T, Message | None]]:
-        """Each answer as it comes; None for one that does not come in time. Few questions are out at once."""
+        """Yield each answer as it arrives, or None if it is late; at most `at_once` messages wait for one."""
         out: dict[str, tuple[T, float]] = {}
         exhausted = False
         while True:
@@ -143,11 +140,11 @@ class FlowerSites:
                 time.sleep(PAUSE)
 
     def read(self, task: Task, down: Payload, reply: Message | None) -> Payload | Failure:
-        """An answer that may be used, or what is wrong with it."""
+        """Return a valid answer, or a failure that says what is wrong with it."""
         if reply is None:
-            return Failure(f"did not answer in {self.round_timeout:g} s")
+            return Failure(f"did not answer within {self.round_timeout:g} s")
         if reply.has_error():
-            return Failure(f"did not answer (Flower's error {reply.error.code})")
+            return Failure(f"did not answer (Flower error {reply.error.code})")
         try:
             up, about = from_records(reply.content)
         except ValueError as problem:
@@ -161,31 +158,36 @@ class FlowerSites:
         if wrong is None and task == "evaluate":
             wrong = score_problem(up.scalars, len(self.federation.classes))
         if wrong is None and task == "train" and not 0 < up.scalars.get("examples", 0) < MOST_IMAGES:
-            wrong = "it does not say on how many images it trained"
+            wrong = "the number of training images is missing or invalid"
         return up if wrong is None else Failure(f"sent something unexpected: {wrong}")
 
-    # Who is there.
+    # Connected sites.
 
     def meet(self, seconds: float = HELLO) -> None:
-        """Ask nodes that are new who they are. One that does not fit is named and left out."""
+        """Ask new nodes to introduce themselves; a node that does not fit is reported and left out."""
         online = set(self.grid.get_node_ids())
-        self.strangers &= online  # one that was away may have been set right
+        self.strangers &= online  # a node that was offline may have been corrected
         new = [node for node in online if node not in self.nodes.values() and node not in self.strangers]
         for name, about in self.introductions(sorted(new), seconds):
             old = self.nodes.get(name)
             if old is not None and old in set(self.grid.get_node_ids()):
-                if self.trained:  # a node that was killed counts as connected for a minute
-                    log.warning("node %d says that it is %s, whose node %d is still there", about["node"], name, old)
+                if self.trained:  # Flower counts a killed node as connected for a minute
+                    log.warning(
+                        "node %d claims to be site %s, but node %d is still connected", about["node"], name, old
+                    )
                     continue
                 if any(self.introductions([old], seconds)):  # it still answers
                     raise UserError(
-                        f"two sites call themselves {name!r} (nodes {old} and {about['node']}): give each its own "
+                        f"two sites have the name {name!r} (nodes {old} and {about['node']}): give each its own "
                         "site= in --node-config"
                     )
             self.nodes[name] = about["node"]
             self.roster[name] = Holding(about["train"], about["test"], about["classes"])
             self.tests[name] = about["test"]
-            log.info("site %s is here, node %d, %d + %d images", name, about["node"], about["train"], about["test"])
+            log.info(
+                "site %s connected as node %d with %d training and %d test images",
+                name, about["node"], about["train"], about["test"],
+            )  # fmt: skip
 
     def introductions(self, nodes: Sequence[int], seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
         if not nodes:
@@ -195,7 +197,7 @@ class FlowerSites:
         ours = common(self.experiment, self.net, self.federation.classes)
         for node, reply in self.replies(questions, seconds):
             if reply is None or reply.has_error():
-                log.warning("node %d did not say who it is; it will be asked again", node)
+                log.warning("node %d did not introduce itself; it will be asked again", node)
                 continue
             try:
                 about = _read_hello(reply.content)
@@ -213,14 +215,14 @@ class FlowerSites:
                 yield name, {**about, "node": node}
 
     def turn_away(self, node: int, why: str) -> None:
-        """Before the first round a site that does not fit ends the run; later it is only left out."""
+        """Leave out a site that does not fit; before the first round, end the run."""
         self.strangers.add(node)
         if not self.trained:
-            raise UserError(f"{why}. Nothing was trained; set it right and start again")
+            raise UserError(f"{why}. Nothing was trained; correct this and start again")
         log.warning("%s", why)
 
     def gather(self, timeout: float) -> None:
-        """Wait for all sites, or after a while for enough of them."""
+        """Wait for all sites; after `timeout` seconds, `min_sites` are enough."""
         end = time.monotonic() + timeout
         while True:
             self.meet(max(PAUSE, min(HELLO, end - time.monotonic())))
@@ -232,13 +234,13 @@ class FlowerSites:
                     log.warning("starting without %s", ", ".join(missing))
                     return
                 raise UserError(
-                    f"{len(self.nodes)} of {len(self.federation.sites)} sites came in {timeout:g} s, at least "
-                    f"{self.min_sites} are needed; missing: {', '.join(missing)}. Are their SuperNodes running?"
+                    f"{len(self.nodes)} of {len(self.federation.sites)} sites connected within {timeout:g} s, but at "
+                    f"least {self.min_sites} are needed; missing: {', '.join(missing)}. Are their SuperNodes running?"
                 )
             time.sleep(PAUSE)
 
     def wait_for(self, count: int) -> None:
-        """Until so many of our sites are connected, as long as a round may take; says so once a minute."""
+        """Wait until `count` sites are connected, for at most `round_timeout`; log who is connected once a minute."""
         told, end = 0.0, time.monotonic() + self.round_timeout
         while True:
             self.meet()
@@ -248,18 +250,18 @@ class FlowerSites:
                 return
             if time.monotonic() > end:
                 raise UserError(
-                    f"{len(here)} sites are connected and {count} are needed ({', '.join(here) or 'nobody'}). The run "
-                    "is saved up to the round before; start it again with resume=true when they are back, or with a "
+                    f"{len(here)} sites are connected ({', '.join(here) or 'none'}), but {count} are needed. The run "
+                    "is saved up to the previous round; start it again with resume=true when they are back, or with a "
                     "smaller min-sites"
                 )
             if time.monotonic() > told + 60:
                 told = time.monotonic()
-                log.warning("waiting for %d sites; here: %s", count, ", ".join(here) or "nobody")
+                log.warning("waiting for %d sites; connected: %s", count, ", ".join(here) or "none")
             time.sleep(PAUSE)
 
 
 def _read_hello(records: RecordDict) -> dict[str, Any]:
-    """What a site says of itself, or that it refuses; a ValueError where it is neither."""
+    """Return a site's introduction or its refusal; raise ValueError for anything else."""
     _, about = from_records(records)
     about["site"] = str(about.get("site", ""))[:LONGEST_TEXT]
     if "code" in about:
@@ -267,7 +269,7 @@ def _read_hello(records: RecordDict) -> dict[str, Any]:
     about["common"] = json.loads(str(about.get("common", "")))
     counts = [about.get(key) for key in ("train", "test", "classes")]
     if not isinstance(about["common"], dict) or not all(type(n) is int and 0 < n < MOST_IMAGES for n in counts):
-        raise ValueError("not the hello of a site")
+        raise ValueError("this is not the hello of a site")
     return about
 
 

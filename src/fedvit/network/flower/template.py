@@ -1,4 +1,4 @@
-"""The files of a Flower app for an experiment."""
+"""The files of the Flower app for an experiment."""
 
 import json
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from fedvit.data.partition.records import Partition
 from fedvit.engine.worker import load_data
 from fedvit.network.site import Federation
 
-QUIET = {  # nothing calls home, unless the user has said otherwise
+QUIET = {  # no telemetry and no update check, unless the user enables them
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 PROFILE = "fedvit"
-INSECURE = ("--insecure",)  # on loopback nobody listens
+INSECURE = ("--insecure",)  # loopback traffic does not leave this machine
 APP = """[build-system]
 requires = ["hatchling"]
 build-backend = "hatchling.build"
@@ -29,7 +29,7 @@ build-backend = "hatchling.build"
 [project]
 name = "fedvit-app"
 version = "1.0.0"
-description = "An experiment of FedViT, for its server and its sites"
+description = "A FedViT experiment for a server and its sites"
 license = "MIT"
 dependencies = ["fedvit[flower]=={version}"]
 
@@ -43,12 +43,12 @@ publisher = "fedvit"
 serverapp = "fedvit_app.server_app:app"
 clientapp = "fedvit_app.client_app:app"
 
-[tool.flwr.app.config]  # any of these may be given to `flwr run --run-config`
-out = {out}  # the run's folder at the server
+[tool.flwr.app.config]  # override any of these with `flwr run --run-config`
+out = {out}  # folder of the run at the server
 resume = false  # continue the run in that folder
-min-sites = 0  # go on with so many; 0: all
-round-timeout = 3600.0  # seconds until a site that does not answer is left out of a round
-at-once = 0  # sites that are asked at the same time; 0: all
+min-sites = 0  # number of sites that a round needs; 0: all
+round-timeout = 3600.0  # seconds after which a site that has not answered is left out of a round
+at-once = 0  # number of sites that work at the same time; 0: all
 start-timeout = 600.0  # seconds to wait for all sites before the first round
 data-dir = ""  # folder of pre-trained weights at the server; default: $FEDVIT_DATA
 """
@@ -62,21 +62,21 @@ CLIENT = SERVER.replace("server_app", "client_app")
 
 
 def need_flower() -> None:
-    """An error that says what to install, where Flower is missing."""
+    """Raise an error that says what to install if Flower is missing."""
     try:
         import flwr  # noqa: F401
     except ImportError as problem:
-        raise UserError("this needs Flower, which is not here: pip install 'fedvit[flower]'") from problem
+        raise UserError("this needs Flower, which is not installed: pip install 'fedvit[flower]'") from problem
 
 
 def write_app(folder: Path, experiment: Experiment, federation: Federation, out: str) -> None:
-    """The app that Flower takes to server and sites. It holds settings and six lines of code, no weights."""
+    """Write the app that Flower runs at the server and the sites: settings and six lines of code, but no weights."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: give a new folder for the app")
     package = folder / "fedvit_app"
     package.mkdir(parents=True)
     tables = to_tables(experiment)
-    tables["run"]["device"] = "auto"  # each side takes what it has
+    tables["run"]["device"] = "auto"  # each side uses the devices it has
     for key in ("dir", "cache"):
         tables["data"].pop(key, None)
     (package / "__init__.py").write_text("")
@@ -90,18 +90,20 @@ def write_app(folder: Path, experiment: Experiment, federation: Federation, out:
 
 
 def names_of(text: str) -> list[str]:
-    """Names joined by commas."""
+    """Split a list of names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def for_sites(experiment: Experiment, sites: Sequence[str], classes: Sequence[str]) -> tuple[Experiment, Federation]:
-    """The experiment as it will run at sites that each have a folder of their own."""
+    """Return the experiment as it runs at sites that each have their own folder, and the federation."""
     if len(set(sites)) < len(sites) or len(set(classes)) < len(classes):
-        raise UserError("--sites and --classes expect names that differ, joined by commas")
+        raise UserError("--sites and --classes expect distinct names, separated by commas")
     if len(sites) < 2 or len(classes) < 2:
         raise UserError(f"at least two sites and two classes are needed, found {len(sites)} and {len(classes)}")
     if experiment.data.samples is not None or experiment.data.unseen:
-        raise UserError("data.samples and data.unseen choose among all sites' images, which nobody has: leave them out")
+        raise UserError(
+            "data.samples and data.unseen select from the images of all sites, which no one has: leave them out"
+        )
     auroc = wants_auroc(experiment.data, len(classes))
     data = experiment.data.model_copy(update={"name": "sites", "class_names": ",".join(classes), "auroc": auroc})
     partition = experiment.partition.model_copy(update={"name": "site", "clients": len(sites)})
@@ -114,10 +116,10 @@ def for_sites(experiment: Experiment, sites: Sequence[str], classes: Sequence[st
 
 
 def for_trial(experiment: Experiment) -> tuple[Experiment, Federation, Dataset, Partition]:
-    """The experiment as it will run with one site per client of its own data, and that data."""
+    """Return the experiment as it runs with one site per client of its own data, the federation, and that data."""
     dataset, partition = load_data(experiment)
     if partition.unseen:
-        raise UserError("data.unseen needs clients that never train, and over Flower every site does: leave it out")
+        raise UserError("data.unseen needs clients that never train, but over Flower every site trains: leave it out")
     auroc = wants_auroc(experiment.data, dataset.classes)
     experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"auroc": auroc})})
     return experiment, Federation(tuple(partition.seen), dataset.class_names), dataset, partition

@@ -1,4 +1,4 @@
-"""A trial over Flower on this machine: a SuperLink and one SuperNode per client, ended with the run."""
+"""A trial over Flower on this machine: a SuperLink and one SuperNode per client, which end with the run."""
 
 import json
 import logging
@@ -35,12 +35,9 @@ from fedvit.runs.resume import standing
 from fedvit.runs.write import class_counts
 
 SECONDS_BETWEEN_QUESTIONS = 20.0
-PORTS = range(20000, 32000)  # below those that connections get at random
-TURN = count(SystemRandom().randrange(len(PORTS)))  # so that no call returns the port of the one before
-ONE_PROCESS = 10**9  # bytes, with torch and a small ViT
-
-
-# A trial on this machine.
+PORTS = range(20000, 32000)  # below the ports that outgoing connections get at random
+TURN = count(SystemRandom().randrange(len(PORTS)))  # so that consecutive calls return different ports
+ONE_PROCESS = 10**9  # bytes of RAM, with torch and a small ViT
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +51,12 @@ class FollowedRound(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """Where a trial keeps its things, all below one folder, and how its processes find each other."""
+    """The folder that holds all files of a trial, and the address at which its processes find each other."""
 
     folder: Path
     port: int
     host: str = "127.0.0.1"
-    inside: tuple[str, ...] = ()  # what a command is started with, such as ip netns exec NAME
+    inside: tuple[str, ...] = ()  # a prefix of every command, such as ip netns exec NAME
 
     @property
     def home(self) -> Path:
@@ -67,11 +64,11 @@ class Trial:
         return self.folder / "flower"
 
     def log_of(self, name: str) -> Path:
-        """What `superlink` or a SuperNode (`node_name`) printed."""
+        """Return the file with the output of `superlink` or of a SuperNode, given by its `node_name`."""
         return self.home / f"{name}.log"
 
     def write_profile(self, connection: Mapping[str, Any]) -> None:
-        """Tell Flower's commands which SuperLink is meant."""
+        """Write the profile that tells Flower's commands which SuperLink to use."""
         profile = {"address": f"{self.host}:{self.port}", **connection}
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": PROFILE, PROFILE: profile}}))
@@ -85,15 +82,15 @@ class Trial:
 def start_or_resume_trial(
     experiment: Experiment, folder: Path, *, resume: bool, workers: int | None = 1
 ) -> Iterator[FollowedRound]:
-    """What `runs.resume.start_or_resume` does, over Flower on this machine."""
+    """Do what `runs.resume.start_or_resume` does, but over Flower on this machine."""
     if (workers or 1) > 1:
-        log.warning("over Flower every client is a process of its own: --workers has no effect")
+        log.warning("over Flower, every client runs in its own process: --workers has no effect")
     found = standing(experiment, folder, resume=resume)
     return iter(()) if found == "finished" else run_trial(experiment, folder, resume=found == "begun")
 
 
 def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> Iterator[FollowedRound]:
-    """`--engine flower`: a SuperLink and one SuperNode per client on loopback, and the rounds as they are finished."""
+    """Run `--engine flower`: start a SuperLink and one SuperNode per client on loopback, and yield finished rounds."""
     need_flower()
     experiment, federation, dataset, partition = for_trial(experiment)
     net = make_net(experiment, dataset.classes, torch.device("cpu"))
@@ -123,13 +120,13 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
 
 
 def _at_once(sites: int) -> int:
-    """How many clients of a trial may work at the same time: each is a process with a model of its own."""
+    """Return how many clients may work at the same time; each is a process with its own model."""
     return max(1, min(sites, 2 * (os.cpu_count() or 1), free_ram() // (2 * ONE_PROCESS)))
 
 
 @contextmanager
 def _end_on_sigterm() -> Iterator[None]:
-    """A polite kill ends the run as Ctrl-C does, with all its processes."""
+    """Let SIGTERM end the run and all its processes, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -145,7 +142,7 @@ def _end_on_sigterm() -> Iterator[None]:
 
 
 def submit(trial: Trial, app: Path, told: Mapping[str, Any]) -> str:
-    """Hand the app to the SuperLink; the number of Flower's run."""
+    """Submit the app to the SuperLink, and return Flower's ID of the run."""
     words = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items())
     end = time.monotonic() + 60
     while True:  # the SuperLink may need a moment before it listens
@@ -160,7 +157,7 @@ def submit(trial: Trial, app: Path, told: Mapping[str, Any]) -> str:
         if answer.get("success"):
             return str(answer["run-id"])
         if time.monotonic() > end:
-            raise RuntimeError(f"Flower did not take the run: {done.stdout}{done.stderr}")
+            raise RuntimeError(f"Flower did not accept the run: {done.stdout}{done.stderr}")
         time.sleep(1)
 
 
@@ -172,7 +169,7 @@ def follow(
     done: int,
     old: bytes | None = None,
 ) -> Iterator[FollowedRound]:
-    """The rounds as they come into the run's folder, until it says that the run is over, or Flower does."""
+    """Yield the rounds as they appear in the run's folder, until the folder or Flower says that the run is over."""
     run, asked = Run(folder), time.monotonic()
 
     def finished() -> bool:
@@ -198,17 +195,17 @@ def follow(
 
 
 def _check_alive(trial: Trial, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """Flower itself does not tell that one of its processes has ended."""
+    """Raise UserError if a process has ended, because Flower itself does not report this."""
     for name, process in processes.items():
         if process.poll() is not None:
             raise UserError(
                 f"{name} ended with status {process.returncode} before the run did; --resume continues after the last "
-                f"finished round. Its last words, from {trial.log_of(name)}:\n{last_lines(trial.log_of(name))}"
+                f"finished round. The last lines of {trial.log_of(name)}:\n{last_lines(trial.log_of(name))}"
             )
 
 
 def _is_over(trial: Trial, number: str) -> bool:
-    """Whether the run is over, by Flower's word."""
+    """Return whether the run is over according to Flower."""
     done = subprocess.run(
         [*trial.inside, "flwr", "list", PROFILE, "--run-id", number, "--format", "json"],
         env=trial.environment(), capture_output=True, text=True, check=False,
@@ -238,7 +235,7 @@ def supernode(trial: Trial, name: str, told: Mapping[str, str], *security: str) 
 
 
 def node_name(site: str) -> str:
-    """What a site's SuperNode is called in files."""
+    """Return the name of a site's SuperNode, as used in file names."""
     return f"supernode-{quote(site, safe='')}"
 
 
@@ -248,7 +245,7 @@ def last_lines(file: Path, lines: int = 20) -> str:
 
 @contextmanager
 def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a group of its own, ended as a group: Flower's children outlive their parents."""
+    """Run a process in its own group, and end the whole group, because Flower's children outlive their parents."""
     trial.home.mkdir(parents=True, exist_ok=True)
     with trial.log_of(name).open("ab") as stream:
         process = subprocess.Popen(
@@ -262,7 +259,7 @@ def daemon(words: Sequence[str], trial: Trial, name: str) -> Iterator[subprocess
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """First politely; whatever of the group, and of its children in groups of their own, is left then is killed."""
+    """Terminate the group and its children in groups of their own, then kill whatever is left."""
     children = []
     with suppress(psutil.Error):
         children = psutil.Process(process.pid).children(recursive=True)
@@ -277,10 +274,10 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody has, and that no call here has just returned: a process takes seconds until it listens."""
+    """Return a free port that no recent call returned, because a process takes seconds until it listens."""
     for number in islice(TURN, len(PORTS)):
         port = PORTS[number % len(PORTS)]
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port
-    raise UserError(f"no port of 127.0.0.1 is free between {PORTS[0]} and {PORTS[-1]}")
+    raise UserError(f"no port of 127.0.0.1 from {PORTS[0]} to {PORTS[-1]} is free: end other processes that use them")
