@@ -138,7 +138,7 @@ class Site:
         return self.policy.release(scores)
 
     def check(self, down: Payload, after: int) -> int:
-        """Refuse a run that the policy forbids, or a message that the plan would not send; return its round."""
+        """Refuse a run that the policy forbids, or a message that the plan would not send; return the round."""
         self.admit()
         wrong = difference(down, down_of(self.net, self.federation.sites, self.name, after))
         if wrong is not None:
