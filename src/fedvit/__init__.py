@@ -77,7 +77,7 @@ def run(
     `data` is a name, an npz file or a folder. It may also be each client's own data by name, as (images, labels)
     arrays or a torch Dataset of (image, label), or a single such pair or Dataset, which is then partitioned.
 
-    With `workers` above 1 call this under `if __name__ == "__main__":`, because it starts processes.
+    With `workers` above 1, call this under `if __name__ == "__main__":`, because it starts processes.
     """
     from fedvit.config.load import FLAGS
     from fedvit.core.errors import UserError, nearest
@@ -167,7 +167,7 @@ def predict(model: "nn.Module", images: Sequence[str | Path], top: int = 1) -> "
 
 
 def _own_parts(method: Any, model: Any) -> Any:
-    """The plan and the module among the arguments, where they are not names."""
+    """Return the plan and the module among the arguments that are not names."""
     from torch import nn
 
     from fedvit.core.errors import UserError
@@ -182,7 +182,7 @@ def _own_parts(method: Any, model: Any) -> Any:
 
 
 def _own_data(data: Any, class_names: Sequence[str] | None) -> "Dataset | None":
-    """Data given from Python, or None where it was named."""
+    """Return the data given from Python, or None if it was named."""
     from fedvit.data.arrays import from_arrays, from_clients
 
     if data is None or isinstance(data, str | Path):

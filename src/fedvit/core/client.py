@@ -41,23 +41,41 @@ class LocalSettings:
 
 @dataclass
 class Client:
-    """One client in one round. Trees hold only trainable weights; the frozen ones stay in the module."""
+    """One client in one round. Trees hold only trainable weights; the frozen ones stay in the module.
+
+    Attributes:
+        id: The client's name.
+        round: The current round; the first is 1.
+        roles: The names of the shared, personal and frozen weights.
+        initial: The trainable weights before round 1, the same for every client.
+        frozen: The frozen weights.
+        data: The client's images and labels, for training, validation and testing.
+        memory: Named trees and numbers that never leave the client; the next round finds them again.
+        settings: The learning rate, the epochs and the other settings of local training in this round.
+        module: The process's only model. Use `net` for a model with given weights.
+        inputs: How images become the module's input.
+        live: The module's own tensors by name, for `descend` to write into.
+        compiled: The module compiled with torch.compile, or None.
+        rate: The fraction of the full model's width that this client trains.
+        scalars: Numbers that are reported alongside the weights, such as the loss.
+        scratch: Trees passed from merge to local to report, then discarded.
+    """
 
     id: str
     round: int
     roles: Roles
-    initial: Tree  # trainable weights before round 1, the same for every client
+    initial: Tree
     frozen: Tree
     data: ClientData
     memory: Memory
     settings: LocalSettings
-    module: nn.Module  # the worker's only model
+    module: nn.Module
     inputs: InputSettings
-    live: Tree  # the module's own tensors by name, for `training` to write into
-    compiled: Callable[[Tensor], Tensor] | None = None  # the module compiled with torch.compile, for training
-    rate: float = 1.0  # the fraction of the full model's width that this client trains
-    scalars: dict[str, float] = field(default_factory=dict)  # reported alongside the weights, such as the loss
-    scratch: dict[str, Tree] = field(default_factory=dict)  # passed from merge to local to report, then discarded
+    live: Tree
+    compiled: Callable[[Tensor], Tensor] | None = None
+    rate: float = 1.0
+    scalars: dict[str, float] = field(default_factory=dict)
+    scratch: dict[str, Tree] = field(default_factory=dict)
 
     def net(self, tree: Tree) -> Predictor:
         """Return the model with these weights, in the module's current mode; several may be in use at once."""

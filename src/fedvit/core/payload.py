@@ -29,7 +29,12 @@ with warnings.catch_warnings():
 
 @dataclass(frozen=True)
 class Payload:
-    """Named trees of tensors, and named numbers."""
+    """A message: named trees of tensors, and named numbers.
+
+    Attributes:
+        trees: Each tree maps names of weights to tensors; FedAvg sends one tree, "shared".
+        scalars: Numbers by name, such as "loss".
+    """
 
     trees: Mapping[str, Tree] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)

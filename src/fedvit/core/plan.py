@@ -30,7 +30,13 @@ class LayerChoice:
 
 
 class Report(NamedTuple):
-    """A client's answer, with its weight in the mean."""
+    """A client's answer, with its weight in the mean.
+
+    Attributes:
+        client: The client's name.
+        weight: The client's number of training images, or 1 if the plan's weighting is "equal".
+        payload: The client's message, as the plan's `report` made it.
+    """
 
     client: str
     weight: float
@@ -81,12 +87,33 @@ def own_model(client: Client, down: Payload) -> Mapping[str, Tree]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A method: `Plan(name="fedavg")` is FedAvg, and every other method replaces what differs."""
+    """A method: `Plan(name="fedavg")` is FedAvg, and every other method replaces what differs.
+
+    Attributes:
+        name: The method's name in logs, tables and files.
+        roles: Pairs of a selector and a role for trainable weights; FROZEN here overrides any tune.
+        build: The plugins that the method adds to the model.
+        start: Returns the server's own memory before the first round.
+        dispatch: Returns the server's message to a client.
+        merge: Returns the weights with which a client starts, from its own and the received ones.
+        local: Trains, and returns the weights at the end.
+        report: Returns a client's message to the server, from the weights at the start and at the end.
+        aggregate: Returns the server's new state from the reports of the sampled clients.
+        views: Returns the models by which a client is evaluated, by name; "personal" is the client's own.
+        weighting: How much a client counts in means: by its number of training images, or all equally.
+        trains: Who trains in each round: the sampled clients, every client, or a single owner of all data ("pooled").
+        check: Raises an error if the model is unsuitable.
+        choice: The layers among which each client chooses those that stay its own, if the method does this.
+        not_between_sites: Why the method's messages must not cross a network, or None.
+        remembers: For `fedvit cost`: the trees that a client keeps besides its personal weights.
+        passes: For `fedvit cost`: the training passes per image and epoch; 1 for FedAvg.
+        costs: For `fedvit cost`: any other figures of the method, by name.
+    """
 
     name: str
-    roles: Rules = ((everything, SHARED),)  # of trainable weights; FROZEN here overrides any tune
+    roles: Rules = ((everything, SHARED),)
     build: tuple[Plugin, ...] = ()
-    start: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, shared: {}  # the server's own memory
+    start: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, shared: {}
     dispatch: Callable[[Server, str], Payload] = _send_shared
     merge: Callable[[Client, Payload], Tree] = overwrite
     local: Callable[[Client, Tree], Tree] = train
@@ -94,12 +121,10 @@ class Plan:
     aggregate: Callable[[Server, Iterable[Report]], Server] = average
     views: Callable[[Client, Payload], Mapping[str, Tree]] = own_model
     weighting: Literal["samples", "equal"] = "samples"
-    trains: Literal["sampled", "everyone", "pooled"] = "sampled"  # in each round; pooled: a single owner of all data
-    check: Callable[[nn.Module, Roles], None] = lambda module, roles: None  # raises if the model is unsuitable
+    trains: Literal["sampled", "everyone", "pooled"] = "sampled"
+    check: Callable[[nn.Module, Roles], None] = lambda module, roles: None
     choice: LayerChoice | None = None
-    not_between_sites: str | None = None  # why the method's messages must not cross a network
-    # What `fedvit cost` reports besides the payloads: the trees that a client keeps besides its personal weights, the
-    # training passes per image and epoch (1 for FedAvg), and any other figures of the method, by name.
+    not_between_sites: str | None = None
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     passes: Callable[[int], float] = lambda epochs: 1.0
     costs: Callable[[Client], Mapping[str, Any]] = lambda client: {}

@@ -11,12 +11,19 @@ from fedvit.core.tree import Tree
 
 @dataclass(frozen=True)
 class Server:
-    """Everything the server knows after `round` rounds."""
+    """Everything the server knows after `round` rounds. It is frozen: use `dataclasses.replace` to change it.
+
+    Attributes:
+        round: How many rounds have finished.
+        shared: The shared weights by name.
+        memory: The method's own trees, by name, from `Plan.start` or the last `Plan.aggregate`.
+        clients: All clients that may be sampled, in order.
+    """
 
     round: int
     shared: Tree
     memory: Mapping[str, Tree] = field(default_factory=dict)
-    clients: tuple[str, ...] = ()  # all clients that may be sampled, in order
+    clients: tuple[str, ...] = ()
 
 
 def sample(clients: Sequence[str], cohort: int, seed: int, round_: int) -> list[str]:

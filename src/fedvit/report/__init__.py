@@ -1,1 +1,1 @@
-"""Everything that people look at: the report page, tables, plots and progress."""
+"""All output for people: the report page, tables, plots and progress."""

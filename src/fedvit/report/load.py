@@ -1,4 +1,4 @@
-"""From folders to rows that may be compared."""
+"""Load runs from their folders, and arrange them in rows that can be compared."""
 
 import csv
 import json
@@ -12,24 +12,22 @@ from fedvit.core.errors import UserError
 from fedvit.report.statistics import DEEPEST, LOCAL, Record, Row, accuracy, test_images, text_of
 from fedvit.runs.folder import Run
 
-# From folders to rows.
-
 
 def collect(folders: Sequence[Path]) -> list[list[Row]]:
-    """The rows of all runs in these folders, in groups that divide the same data in the same way."""
+    """Return the rows of all runs in these folders, grouped by dataset and partition."""
     found = {path.resolve(): path for folder in folders for path in run_folders(folder)}
     records = with_gains([read_record(path) for path in found.values()])
     groups: dict[str, list[Record]] = {}
     for record in records:
         key: list[Any] = [record.tables["data"], record.tables["partition"]]
-        if "min_samples" not in record.tables["partition"]:  # its default comes from the batch, and decides the split
+        if "min_samples" not in record.tables["partition"]:  # its default depends on the batch size
             key.append(record.tables["train"].get("batch"))
         groups.setdefault(text_of(*key), []).append(record)
     return [rows_of(group) for group in groups.values()]
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The runs in a folder: itself, or those below it, in the order of compare.json where there is one."""
+    """Return the runs in a folder: the folder itself, or those below it, in the order of compare.json if it exists."""
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected a run's or a comparison's folder, such as runs/NAME")
     if (folder / "run.toml").is_file():
@@ -53,7 +51,7 @@ def comparison_order(folder: Path) -> dict[str, int]:
 
 
 def read_record(folder: Path) -> Record:
-    """All that a report shows of a run. Whatever an unfinished or an older run lacks is empty."""
+    """Read everything that a report shows about a run. Anything that an unfinished or older run lacks is empty."""
     try:
         run = Run(folder)
         tables = run.settings
@@ -75,7 +73,7 @@ def read_record(folder: Path) -> Record:
             commands=run.commands,
         )
         gains = {row["client"]: row["gain"] for row in record.clients if row["gain"] is not None}
-        _ = record.seed, record.planned, record.curve, record.phases, record.confusion.keys()  # damage is found here
+        _ = record.seed, record.planned, record.curve, record.phases, record.confusion.keys()  # fails if damaged
         return replace(record, gains=gains)
     except UserError:
         raise
@@ -85,7 +83,7 @@ def read_record(folder: Path) -> Record:
 
 
 def with_gains(records: Sequence[Record]) -> list[Record]:
-    """Gains over Local where a run was not told them but Local's run on the same test images is here too."""
+    """Add gains over Local to runs that have none, if Local's run on the same test images is among the records."""
     alone = {test_images(record): accuracy(record) for record in records if record.method == LOCAL and record.clients}
     result = []
     for record in records:
@@ -98,7 +96,10 @@ def with_gains(records: Sequence[Record]) -> list[Record]:
 
 
 def rows_of(records: Sequence[Record]) -> list[Row]:
-    """Runs that differ in the seed alone are one row; rows of the same name are told apart by what differs."""
+    """Group runs that differ only in the seed into one row; rows with the same name get their differences added to it.
+
+    If a seed occurs more than once, one run is kept: the first finished one, or else the first.
+    """
     same: dict[str, dict[int, Record]] = {}
     for record in records:
         run = {key: value for key, value in record.tables["run"].items() if key not in ("seed", "track", "cache_mb")}
@@ -129,12 +130,12 @@ def told_apart(rows: Sequence[Row]) -> list[Row]:
 
 
 def flat(tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """table.key -> value, as text."""
+    """Return every setting as text, under the key `table.key`."""
     return {f"{table}.{key}": str(value) for table, content in tables.items() for key, value in content.items()}
 
 
 def differences(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """Every setting, with its value in every row."""
+    """Return every setting, with its value in each row."""
     settings = [flat(row.first.tables) for row in rows]
     keys = dict.fromkeys(key for own in settings for key in own)
     return {key: [own.get(key, "-") for own in settings] for key in keys}

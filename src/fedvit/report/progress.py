@@ -25,7 +25,7 @@ class SeenRound(Protocol):
 
 
 class Progress:
-    """Counts rounds over one or more runs and shows the latest loss and accuracy, the traffic and the time left."""
+    """A display that counts rounds over one or more runs, with the latest loss, accuracy, traffic and time left."""
 
     def __init__(self, console: Console, total: int, *, quiet: bool):
         self.console, self.quiet, self.total = console, quiet, total
@@ -51,7 +51,7 @@ class Progress:
         self.bar.stop()
 
     def start(self, label: str, done: int, nbytes: float = 0.0) -> None:
-        """Begin a run that already has this many rounds and bytes behind it."""
+        """Begin a run that has already finished `done` rounds and sent `nbytes` bytes."""
         self.label, self.nbytes = label, nbytes
         self.done += done
         self.bar.update(self.task, description=label, advance=done)

@@ -14,8 +14,8 @@ from fedvit.runs.tracking import sent_in
 from fedvit.runs.write import nbytes_of_run, nbytes_per_client
 
 LOCAL, POOLED = "local", "centralized"
-SAME_OWNERS = ("site",)  # partitions under which a client is the same owner whatever the seed
-DEEPEST = 3  # levels of folders below the one that is given
+SAME_OWNERS = ("site",)  # partitions in which a client is the same owner for every seed
+DEEPEST = 3  # how many levels below the given folder are searched for runs
 Tables = dict[str, dict[str, Any]]
 
 
@@ -63,7 +63,7 @@ class Record:
 
     @cached_property
     def curve(self) -> dict[int, tuple[float, float]]:
-        """Round -> (mean personal accuracy, bytes sent by then, both ways and all clients)."""
+        """For each evaluated round, the mean personal accuracy and the bytes sent so far, both ways, by all clients."""
         points, sent = {}, 0.0
         for row in self.rounds:
             sent += sent_in(row)
@@ -73,7 +73,7 @@ class Record:
 
     @cached_property
     def phases(self) -> dict[str, float]:
-        """Seconds by phase, in the order in which they come."""
+        """The seconds spent in each phase, in the order of the phases."""
         spent: dict[str, float] = {}
         for timing in self.timings:
             for phase, seconds in timing["seconds"].items():
@@ -90,11 +90,11 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a method's runs, one a seed. Once one is finished, those that are not are not counted."""
+    """One line of the table: a method's runs, one per seed. Once one has finished, unfinished ones are not counted."""
 
     label: str
     records: Sequence[Record]
-    waiting: Sequence[Record] = ()  # begun, not finished and not counted
+    waiting: Sequence[Record] = ()  # started, not finished and not counted
 
     @property
     def first(self) -> Record:
@@ -113,11 +113,11 @@ class Row:
         return all(record.finished for record in self.records)
 
     def view(self, key: str, view: str = "personal") -> float | None:
-        """A number of a view, averaged over seeds."""
+        """Return a number of a view, averaged over seeds."""
         return mean(record.views.get(view, {}).get(key) for record in self.records)
 
     def summary(self, *path: str) -> float | None:
-        """A number of summary.json, averaged over the seeds that have one."""
+        """Return a number from summary.json, averaged over the seeds that have it."""
         found = []
         for record in self.records:
             value: Any = record.summary or {}
@@ -137,13 +137,13 @@ class Row:
 
     @property
     def per_round(self) -> float | None:
-        """Bytes of one sampled client in one round, both ways."""
+        """The bytes that one sampled client receives and sends in one round."""
         sizes = [nbytes_per_client(record.rounds) for record in self.records if record.rounds]
         return mean((size["down"] or 0) + (size["up"] or 0) for size in sizes)
 
     @property
     def sent(self) -> float | None:
-        """Bytes of the whole run."""
+        """The bytes sent in the whole run, both ways."""
         totals = [nbytes_of_run(record.rounds) for record in self.records if record.rounds]
         return mean(total["down"] + total["up"] for total in totals)
 
@@ -153,17 +153,17 @@ class Row:
 
     @property
     def gains(self) -> list[float]:
-        """Gain over Local of every client and seed; of every owner, averaged over seeds, where owners stay the same."""
+        """The gain over Local of every client and seed; if clients are sites, of every site, averaged over seeds."""
         return paired([record.gains for record in self.records], self.first)
 
     @property
     def hurt(self) -> float | None:
-        """How many clients are below Local, averaged over seeds."""
+        """The number of clients below Local, averaged over seeds."""
         return mean(sum(gain < 0 for gain in record.gains.values()) for record in self.records if record.gains)
 
     @cached_property
     def curve(self) -> list[tuple[int, float, float]]:
-        """(round, accuracy, bytes so far), averaged over seeds, at the rounds that all of them have."""
+        """Tuples of (round, accuracy, bytes so far), averaged over seeds, for the rounds that all seeds have."""
         curves = [record.curve for record in self.records if record.curve]
         if not curves:
             return []
@@ -172,8 +172,10 @@ class Row:
 
 
 def paired(by_seed: Sequence[Mapping[str, float]], record: Record) -> list[float]:
-    """Differences client by client. A client of another seed holds other images, so it is another client, unless
-    clients are sites: then a site's differences are averaged over seeds."""
+    """Return one difference per client and seed, because with another seed a client holds other images.
+
+    If clients are sites, return one difference per site instead, averaged over seeds.
+    """
     known = [values for values in by_seed if values]
     if record.tables["partition"].get("name") in SAME_OWNERS and known:
         return [float(np.mean([values[name] for values in known if name in values])) for name in known[0]]
@@ -181,7 +183,7 @@ def paired(by_seed: Sequence[Mapping[str, float]], record: Record) -> list[float
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % t interval of the mean."""
+    """Return the 95 % t interval of the mean, or None for fewer than two values."""
     if len(values) < 2:
         return None
     from scipy.special import stdtrit
@@ -195,7 +197,7 @@ def accuracy(record: Record) -> dict[str, float]:
 
 
 def lead(best: Row, other: Row) -> list[float]:
-    """By how much each client is better off under one row than under another, over the seeds that both have."""
+    """Return how much better each client does under one row than under another, over the seeds that both have."""
     rivals = {test_images(record): accuracy(record) for record in other.records}
     shared = [(accuracy(record), rivals[key]) for record in best.records if (key := test_images(record)) in rivals]
     differences = [{name: a[name] - b[name] for name in a if name in b} for a, b in shared]
@@ -203,12 +205,12 @@ def lead(best: Row, other: Row) -> list[float]:
 
 
 def rank(rows: Sequence[Row]) -> list[Row]:
-    """Best mean first; rows without any evaluation last."""
+    """Sort rows by their mean, best first; rows without any evaluation come last."""
     return sorted(rows, key=lambda row: (row.mean is None, -(row.mean or 0)))
 
 
 def test_images(record: Record) -> str:
-    """Who is tested on what, with this seed: two runs that share it can be compared client by client."""
+    """Return a key for the seed and each client's test images: runs with equal keys can be compared by client."""
     parts = {name: part.get("test") for name, part in record.split.get("clients", {}).items()}
     return text_of(record.seed, record.split.get("source"), parts)
 

@@ -23,7 +23,7 @@ STARTED = "started by:"  # in log.txt, before the command
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, finished or not, and what of the run came from Python."""
+    """A run's folder, finished or not, and the parts of the run that came from Python."""
 
     folder: Path
     own: FromPython = field(default_factory=FromPython)
@@ -31,12 +31,14 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Whether the run has finished."""
         return (self.folder / "summary.json").is_file()
 
     @property
     def experiment(self) -> Experiment:
+        """The settings as the engine uses them, checked and complete."""
         tables = read_tables(self.folder / "run.toml")
-        if not torch.cuda.is_available():  # a run of elsewhere is looked at here
+        if not torch.cuda.is_available():  # the run may come from another machine
             tables["run"]["device"] = "cpu"
         sites = self.dataset.site_names if self.dataset else None
         return resolve(tables, sites, self.own)
@@ -88,7 +90,7 @@ class Run:
         return list(dict.fromkeys(line.split(STARTED, 1)[1].strip() for line in lines if STARTED in line))
 
     def model(self, client: str) -> nn.Module:
-        """The client's own model after the last round, plugins included, ready to predict.
+        """Return the client's own model after the last round, plugins included, ready to predict.
 
         It is the model of view `personal`: a method that fine-tunes before its test does so here, on the client's
         images. `model.description` says what goes in and what comes out.
@@ -98,14 +100,14 @@ class Run:
         return client_model(open_run(self), client)
 
     def server_model(self) -> nn.Module:
-        """The model of view `server`, where the server's weights alone make one."""
+        """Return the model of view `server`, if the server's weights alone make a model."""
         from fedvit.runs.models import open_run, server_model
 
         return server_model(open_run(self))
 
 
 def load_run(folder: str | Path, own: FromPython | None = None, dataset: Dataset | None = None) -> Run:
-    """The run in this folder; an error that names the runs inside it where it holds none itself."""
+    """Open the run in this folder; if it is not a run, the error names the runs inside it."""
     place = Path(folder)
     if not (place / "run.toml").is_file():
         inside = sorted(str(path.parent) for path in [*place.glob("*/run.toml"), *place.glob("*/*/run.toml")])
@@ -119,7 +121,7 @@ def load_run(folder: str | Path, own: FromPython | None = None, dataset: Dataset
 
 @dataclass(frozen=True)
 class LocalBaseline:
-    """Local's accuracy per client, for gains, and how it was scheduled."""
+    """Local's accuracy per client, to compute gains, and its schedule."""
 
     accuracy: Mapping[str, float]
     schedule: str
@@ -131,7 +133,7 @@ class LocalBaseline:
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
-    """clients.csv with numbers as numbers and empty cells as None."""
+    """Read clients.csv, with numbers as numbers and empty cells as None."""
     with path.open(newline="") as stream:
         return [
             {key: value if key == "client" else _parse_number(value) for key, value in row.items()}

@@ -17,13 +17,11 @@ from fedvit.split.messages import Channel, Message, pack, unpack
 from fedvit.split.optimizers import make_split_optimizer, optimizer_state, restore_optimizer
 from fedvit.split.plan import SplitPlan
 
-# The client.
-
-Requests = Generator[Message | None, Message, None]  # None: the end of a step
+Requests = Generator[Message | None, Message, None]  # None marks the end of a step
 
 
 class ClientSide:
-    """One client's head and tail in one round. Its optimiser lives on in the client's memory."""
+    """One client's head and tail in one round. The client's memory keeps the optimizer state between rounds."""
 
     def __init__(self, split: SplitPlan, parts: Parts, client: Client):
         self.split, self.parts, self.client = split, parts, client
@@ -50,12 +48,12 @@ class ClientSide:
 
     @contextmanager
     def drawing(self, step: int, part: str) -> Iterator[None]:
-        """Mixed precision if asked for, and dropout that depends on this step alone."""
+        """Use mixed precision if it is enabled, and seed dropout so that it depends on this step alone."""
         with self.client.settings.autocast(), randomness.seeded(*self.address(step, part)):
             yield
 
     def requests(self, *, average: bool) -> Requests:
-        """All that this client asks of the server in a round."""
+        """Yield every request of this client to the server in one round, and train between the replies."""
         client, settings = self.client, self.client.settings
         reply = yield self.message(0, "start", {}, updated=float(client.memory.get("updated", 0.0)))  # type: ignore[arg-type]
         self.take_average(reply.payload)
@@ -85,13 +83,16 @@ class ClientSide:
             yield self.message(total, "parts", {"parts": own})
 
     def take_average(self, content: Payload) -> None:
-        """The server's newer mean of all clients' parts, if it has one."""
+        """Load the server's mean of the clients' parts, if the server sent one."""
         with torch.no_grad():
             for name, tensor in content.trees.get("average", {}).items():
                 self.weights[name].copy_(tensor)
 
     def learn_across(self, step: int, x: Tensor, y: Tensor, *, last: bool) -> Requests:
-        """Activations up, features down, gradient up, gradient down; labels stay here."""
+        """Train on one batch: send activations, receive features, send their gradient, receive the head's gradient.
+
+        The labels stay at the client.
+        """
         settings, wire = self.client.settings, self.split.wire
         with self.drawing(step, "head"):
             h = self.client_head(x)
@@ -113,7 +114,10 @@ class ClientSide:
             yield from self.answer_probes(step, y)
 
     def answer_probes(self, step: int, y: Tensor) -> Requests:
-        """The loss on both sides of the body's weights, with the head and tail of this step, in full precision."""
+        """Report the loss for body weights moved in both directions, as SPSA needs it.
+
+        The head's activations and the tail are those of this step; the loss is computed in full precision.
+        """
         for draw in range(self.split.draws):
             losses = {}
             for side, sign in (("plus", 1.0), ("minus", -1.0)):
@@ -124,7 +128,7 @@ class ClientSide:
             yield self.message(step, "losses", {}, draw=float(draw), **losses)
 
     def ask_for_gradient(self, step: int, x: Tensor, y: Tensor, *, last: bool) -> Requests:
-        """Activations and labels up, gradient down."""
+        """Train on one batch: send activations and labels, and receive the head's gradient."""
         settings, wire = self.client.settings, self.split.wire
         with self.drawing(step, "head"):
             h = self.client_head(x)
@@ -136,7 +140,10 @@ class ClientSide:
 
     @torch.no_grad()
     def predictor(self, channel: Channel) -> Callable[[Tensor], Tensor]:
-        """Images to logits through the server, as in training; `start` has fetched the newest average."""
+        """Return a function from images to logits that calls the server for the body's part, as training does.
+
+        The newest average of the clients' parts is fetched first.
+        """
         client, wire, count = self.client, self.split.wire, iter(range(10**9))
 
         def call(message: Message) -> Payload:

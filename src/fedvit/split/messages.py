@@ -12,15 +12,12 @@ from fedvit.core.payload import Payload
 from fedvit.core.tree import Tree
 from fedvit.split.plan import Wire
 
-GIVEN_UP = "given up"  # in place of a task's kind, at the end of one that a client could not do
-
-
-# Messages.
+GIVEN_UP = "given up"  # sent in place of the task's kind by a client that could not finish its task
 
 
 @dataclass(frozen=True)
 class Message:
-    """One thing that crosses, and where it belongs; a late one is recognised by it."""
+    """A payload with its round, client, step and kind, by which a late message is recognized."""
 
     round: int
     client: str
@@ -34,7 +31,7 @@ class Message:
 
     @staticmethod
     def from_bytes(blob: bytes) -> "Message":
-        """The message that `to_bytes` wrote, its tensors in place; ValueError for anything else."""
+        """Read the message that `to_bytes` wrote, with its tensors in place; raise ValueError for anything else."""
         trees, metadata = payload.unframe(blob)
         try:
             round_, client, step, kind = json.loads(metadata["message"])
@@ -43,7 +40,7 @@ class Message:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise ValueError(f"not a message: {str(problem)[:200]}") from problem
         if not (numbers and type(round_) is type(step) is int and type(client) is type(kind) is str):
-            raise ValueError("not a message: its head or its numbers are of the wrong kind")
+            raise ValueError("not a message: its header or its numbers are of the wrong type")
         return Message(round_, client, step, kind, Payload(trees, scalars))
 
     def answered(self, content: Payload) -> "Message":
@@ -51,13 +48,13 @@ class Message:
 
 
 class Channel(Protocol):
-    """How a client's requests reach the server."""
+    """A client's connection to the server."""
 
     def call(self, request: bytes) -> bytes: ...
 
 
 def pack(tensor: Tensor, wire: Wire) -> Tree:
-    """Activations or gradients as they cross; int8 has one scale per token."""
+    """Encode activations or gradients for sending; int8 uses one scale per token."""
     tensor = tensor.detach().cpu()
     if wire == "fp32":
         return {"x": tensor.float()}
@@ -68,9 +65,9 @@ def pack(tensor: Tensor, wire: Wire) -> Tree:
 
 
 def unpack(packed: Tree, device: torch.device) -> Tensor:
-    """In memory of its own: where a tensor begins inside a message must not decide how its products are rounded.
+    """Decode what `pack` encoded into a new tensor, because a tensor's offset in a message could affect rounding.
 
-    This is the one copy on the side that reads, as `payload.frame` makes the one on the side that writes.
+    This is the only copy on the receiving side; `payload.frame` makes the only copy on the sending side.
     """
     x = packed["x"].to(device, torch.float32, copy=True)
     return x * packed["scale"].to(device) if "scale" in packed else x

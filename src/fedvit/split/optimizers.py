@@ -1,4 +1,4 @@
-"""Optimizers whose state is kept in trees, so that it survives between rounds."""
+"""Optimizers whose state is stored in trees, so that it can be kept between rounds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,8 +7,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fedvit.core.client import Memory
 from fedvit.core.tree import Tree
-
-# Optimisers whose state is kept in trees.
 
 
 def make_split_optimizer(
@@ -23,7 +21,7 @@ def make_split_optimizer(
 
 
 def step_along(optimizer: Optimizer | None, leaves: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """One step along these gradients."""
+    """Take one optimizer step along these gradients; without an optimizer, do nothing."""
     if optimizer is not None:
         for leaf, gradient in zip(leaves, gradients, strict=True):
             leaf.grad = gradient
@@ -32,7 +30,7 @@ def step_along(optimizer: Optimizer | None, leaves: Sequence[Tensor], gradients:
 
 
 def optimizer_state(optimizer: Optimizer, leaves: Mapping[str, Tensor]) -> Memory:
-    """The optimiser's tensors, one tree a kind."""
+    """Return copies of the optimizer's tensors on the CPU, one tree per kind of state."""
     found: dict[str, Tree] = {}
     for name, leaf in leaves.items():
         for kind, value in optimizer.state.get(leaf, {}).items():
@@ -42,7 +40,7 @@ def optimizer_state(optimizer: Optimizer, leaves: Mapping[str, Tensor]) -> Memor
 
 
 def restore_optimizer(optimizer: Optimizer, leaves: Mapping[str, Tensor], memory: Memory) -> None:
-    """Give an optimiser back what `state_of` took."""
+    """Restore the state that `optimizer_state` returned."""
     for key, kept in memory.items():
         if key.startswith("optimizer ") and isinstance(kept, dict):
             for name, value in kept.items():

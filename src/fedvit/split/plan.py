@@ -1,4 +1,4 @@
-"""A split-learning method as data: where the model is cut, and when and how the body learns."""
+"""A split-learning method as data: where the model is cut, and when and how the body is trained."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,23 +17,25 @@ BodyRule = Literal["round", "step", "copies", "turns"]
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPlan:
-    """How a split method learns. The defaults are FedV's.
+    """A split-learning method. The defaults are FedV's.
 
-    The head and tail of the model are the clients' own, the body is the server's; activations and gradients cross.
+    Each client has its own head and tail of the model, and the server has the body; they exchange activations and
+    gradients.
     """
 
     name: str
     build: tuple[Plugin, ...] = ()
     weighting: ClassVar[Literal["equal"]] = "equal"
     cut: Cut = field(default_factory=Cut)
-    # When the body learns: once a round from each client's last batch; at every step from the mean over clients; at
-    # every step in a copy per client, averaged after the round; or at every step, client after client.
+    # When the body is trained: "round", once per round from each client's last batch; "step", at every step from the
+    # mean over clients; "copies", at every step in one copy per client, and the copies are averaged after the round;
+    # "turns", at every step, one client after another.
     body: BodyRule = "round"
     gradient: Literal["exact", "spsa"] = "exact"
     epsilon: float = 1e-4
     draws: int = 1
-    black_box: bool = False  # no weight learns through a gradient of the body: the head stays as it is
-    server_lr: float | None = None  # None: the clients' rate
+    black_box: bool = False  # no gradient passes through the body, so the head is not trained
+    server_lr: float | None = None  # None: the clients' learning rate
     server_optimizer: Literal["sgd", "adam"] = "sgd"
     average_every: int = 20  # rounds between averages of the clients' parts; 0: never
     receives: Literal["all", "sampled"] = "all"
@@ -47,19 +49,19 @@ class SplitPlan:
         return (*(((unused, FROZEN),) if self.cut.kind == "vibs" else ()), (own, PERSONAL), (everything, SHARED))
 
     def remembers(self, module: nn.Module, trainable: Tree) -> Mapping[str, Tree]:
-        """What Adam keeps of a client's weights between rounds: two numbers each, and a count."""
+        """Return what Adam keeps for a client between rounds: two numbers per weight, and one step count per tensor."""
         names = [name for name in self.cut.names(module, "client_head", "client_tail") if name in trainable]
         count = trainable[names[0]].new_zeros(1) if names else None
         moments = {f"{kind} {name}": trainable[name] for kind in ("first", "second") for name in names}
         return {"Adam": {**moments, **({f"count {name}": count for name in names} if count is not None else {})}}
 
     def deepest(self, parts: Parts) -> int | None:
-        """The most blocks that a changing body passes; None where it does not change."""
+        """Return the largest depth of a body whose depth varies, in blocks; None if the depth is fixed."""
         return (self.cut.block or max(1, len(parts.model.blocks) // 2)) if self.cut.kind == "vibs" else None
 
     @property
     def labels_leave(self) -> bool:
-        """Whether the classifier is at the server."""
+        """Whether clients send their labels, because the classifier is at the server."""
         return self.cut.kind == "after"
 
     @property
@@ -69,6 +71,9 @@ class SplitPlan:
 
 
 def newer_average(split: SplitPlan, memory: Mapping[str, Tree], updated: float) -> Tree:
-    """The server's mean of the clients' parts, for a client that last changed its own in round `updated`."""
+    """Return the server's mean of the clients' parts for a client that last trained its own in round `updated`.
+
+    The result is empty if the server has no mean that is new to this client.
+    """
     newer = split.receives == "all" and "averaged" in memory and int(memory["averaged"]["round"]) >= updated
     return memory["average"] if newer else {}

@@ -18,15 +18,13 @@ from fedvit.split.messages import Message, pack, unpack
 from fedvit.split.optimizers import make_split_optimizer, optimizer_state, restore_optimizer, step_along
 from fedvit.split.plan import SplitPlan, newer_average
 
-# The server.
-
 
 class ServerSide:
-    """The body in one round.
+    """The server's body of the model in one round.
 
-    Messages of several clients may come in any order: what a client gives is kept apart until it has finished, and
-    sums are taken in the order of the cohort. A client that is dropped leaves nothing behind, but for the steps of a
-    body that all clients step together.
+    Messages from several clients may arrive in any order: the server keeps each client's contribution apart until
+    that client has finished, and adds contributions in the order of the cohort. A client that is dropped has no effect
+    on the result, except through steps that the body has already taken along the mean over clients.
     """
 
     def __init__(
@@ -39,16 +37,16 @@ class ServerSide:
         self.names = [name for name, _ in parts.model.named_parameters() if name in body]
         self.body = self.leaves_of(body)
         self.copies: dict[str, tuple[Tree, Optimizer | None]] = {}
-        self.pending: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # what a backward pass still needs
-        self.cohort, self.waiting = list(cohort), list(cohort)  # waiting: those not yet in the sums
+        self.pending: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}  # for backward passes still to come
+        self.cohort, self.waiting = list(cohort), list(cohort)  # waiting: clients not yet in the sums
         self.finished: set[str] = set()
         self.gradients: dict[str, list[Tensor]] = {}  # of the last batch, or of this step
-        self.sums: list[Tensor] = []  # of the gradients of so many clients
+        self.sums: list[Tensor] = []  # of the gradients of `count` clients
         self.count = 0
-        self.folded: Tree = {}  # the sum of the copies whose clients are done
+        self.folded: Tree = {}  # the sum of the finished clients' copies
         self.slopes: dict[str, dict[int, float]] = {}  # SPSA: the difference quotient of each draw
         self.ends: dict[str, Tree] = {}
-        self.before: tuple[Tree, Memory] | None = None  # the body and its optimiser before this turn
+        self.before: tuple[Tree, Memory] | None = None  # the body and its optimizer state before this turn
         self.optimizer = self.optimizer_of(self.body) if split.body in ("step", "turns") else None
         if self.optimizer is not None:
             restore_optimizer(self.optimizer, self.learned(self.body), dict(memory))
@@ -69,7 +67,7 @@ class ServerSide:
     def answer(self, message: Message) -> Message:
         """Answer one message."""
         if message.round != self.round:
-            raise ValueError(f"a message of round {message.round} came in round {self.round}")
+            raise ValueError(f"a message for round {message.round} arrived in round {self.round}")
         answers: dict[str, Callable[[Message], Payload]] = {
             "start": self.on_start,
             "forward": self.on_forward,
@@ -91,7 +89,7 @@ class ServerSide:
         return self.copies[client][0]
 
     def depth_of(self, client: str) -> int | None:
-        """How many blocks this client's features pass in this round."""
+        """Return how many blocks process this client's features in this round; None if all of them do."""
         most = self.split.deepest(self.parts)
         if most is None:
             return None
@@ -99,7 +97,7 @@ class ServerSide:
         return 1 + int(torch.randint(most, (), generator=generator))
 
     def on_start(self, message: Message) -> Payload:
-        """The mean of all clients' parts, if it is newer than the client's own."""
+        """Send the mean of the clients' parts if it is new to the client, and the body's settings for the round."""
         depth = self.depth_of(message.client)
         scalars = {"learns": float(bool(self.names)), **({} if depth is None else {"depth": float(depth)})}
         newer = newer_average(self.split, self.memory, message.payload.scalars["updated"])
@@ -134,7 +132,7 @@ class ServerSide:
         return Payload({"h": pack(self.back(message, h, loss, None), self.split.wire)}, {"loss": loss.item()})
 
     def back(self, message: Message, h: Tensor, output: Tensor, slope: Tensor | None) -> Tensor:
-        """The gradient at the body's input; on the way the body learns, or keeps its own gradient for later."""
+        """Return the gradient at the body's input; also train the body, or keep its gradient for later."""
         weights = self.weights_for(message.client)
         exact = self.split.gradient == "exact"
         wanted = exact and (self.split.body != "round" or bool(message.payload.scalars["last"]))
@@ -157,12 +155,12 @@ class ServerSide:
         step_along(optimizer, [weights[name] for name in self.names], gradients)
 
     def finish(self, client: str) -> None:
-        """A client's round is over: what it gave goes into the sums, after that of all before it in the cohort."""
+        """Record that a client has finished its round; its contribution is added in the order of the cohort."""
         self.finished.add(client)
         self.fold_in_order()
 
     def drop(self, client: str) -> None:
-        """A client is lost: what it gave is forgotten."""
+        """Discard the contribution of a client that was lost."""
         for kept in (self.copies, self.gradients, self.slopes, self.ends):
             kept.pop(client, None)
         self.forget(client)
@@ -171,7 +169,7 @@ class ServerSide:
         self.fold_in_order()
 
     def forget(self, client: str) -> None:
-        """Older steps of this client, whose gradient nobody asked for."""
+        """Discard older steps of this client for which no gradient was requested."""
         for key in [key for key in self.pending if key[0] == client]:
             del self.pending[key]
 
@@ -180,7 +178,7 @@ class ServerSide:
             self.fold(self.waiting.pop(0))
 
     def fold(self, client: str) -> None:
-        """Add a client's gradient, or its copy in full precision, to the sum, and forget it."""
+        """Add a client's gradient, or its copy of the body in double precision, to the sum, and discard it."""
         if client in self.gradients and self.split.body == "round":
             self.add(self.gradients.pop(client))
         if client in self.copies:
@@ -194,12 +192,12 @@ class ServerSide:
         self.count += 1
 
     def in_order(self, names: Iterable[str]) -> list[str]:
-        """Clients in the order of the cohort."""
+        """Return these clients in the order of the cohort."""
         there = list(names)
         return [name for name in self.cohort if name in there] + [name for name in there if name not in self.cohort]
 
     def begin_turn(self) -> None:
-        """Keep the body as it is, in case that the next client is lost in its turn."""
+        """Save the body and its optimizer state, in case the next client is lost during its turn."""
         body = {name: self.body[name].detach().clone() for name in self.names}
         self.before = body, {} if self.optimizer is None else optimizer_state(self.optimizer, self.learned(self.body))
 
@@ -215,7 +213,10 @@ class ServerSide:
 
     @torch.no_grad()
     def on_probe(self, message: Message) -> Payload:
-        """Features under weights moved a little along, or against, a direction that only its seed is kept of."""
+        """Return features for weights moved slightly along or against a random direction.
+
+        Only the seed of the direction is kept.
+        """
         x, _ = self.pending[message.client, message.step]
         step = message.payload.scalars["sign"] * self.split.epsilon
         draw = int(message.payload.scalars["draw"])
@@ -224,7 +225,10 @@ class ServerSide:
         return Payload({"b": pack(b, "fp32")})
 
     def moved_body(self, x: Tensor, client: str, draw: int, step: float) -> Tensor:
-        """The body with its weights moved by `step` along a direction, one stage at a time: never a second body."""
+        """Run the body with its weights moved by `step` along a direction.
+
+        Weights are moved one stage at a time, so memory never holds a second body.
+        """
         for stage in self.parts.stages("body", self.depth_of(client)):
             names = [name for name in stage.names if name in self.names]
             moved = {name: self.body[name] + step * self.direction(client, draw, name) for name in names}
@@ -249,7 +253,7 @@ class ServerSide:
 
     @torch.no_grad()
     def on_infer(self, message: Message) -> Payload:
-        """Features for testing; nothing is kept."""
+        """Return features for evaluation, and keep nothing."""
         h = unpack(message.payload.trees["h"], self.device)
         most = self.split.deepest(self.parts)
         depth = None if most is None else int(message.payload.scalars.get("depth", most))
@@ -258,7 +262,7 @@ class ServerSide:
         return Payload({"b": pack(b, "fp32" if self.split.labels_leave else self.split.wire)})
 
     def end_of_step(self) -> None:
-        """All clients have sent their gradients of this step: one step along their mean."""
+        """Take one step along the mean of the gradients that the clients sent in this step, if the body does so."""
         if self.split.body == "step" and self.gradients:
             for client in self.in_order(self.gradients):
                 self.add(self.gradients.pop(client))
@@ -268,7 +272,7 @@ class ServerSide:
             self.sums, self.count = [], 0
 
     def end_of_round(self) -> tuple[Tree, dict[str, Tree]]:
-        """The body and the server's memory after the round."""
+        """Return the body and the server's memory after the round."""
         for client in self.in_order(self.gradients | self.copies):
             self.fold(client)
         body = {name: tensor.detach() for name, tensor in self.body.items()}
@@ -291,7 +295,7 @@ class ServerSide:
         return {name: tensor.cpu() for name, tensor in body.items()}, memory
 
     def one_step(self, body: Tree) -> Tree:
-        """FedV's step of a round: along the mean over clients of their last batch's gradient."""
+        """Return the body's weights after FedV's one step per round, along the mean gradient of the last batches."""
         moved = {}
         for number, name in enumerate(self.names):
             if self.count:

@@ -354,7 +354,7 @@ def test_a_message_is_told_apart_by_its_round(tmp_path: Path) -> None:
     side = ServerSide(*args, autocast=torch.no_grad)
     late = Message(2, "0", 0, "start", Payload({}, {"updated": 0.0}))
     assert Message.from_bytes(late.to_bytes()) == late
-    with pytest.raises(ValueError, match="round 2 came in round 3"):
+    with pytest.raises(ValueError, match="for round 2 arrived in round 3"):
         side.call(late.to_bytes())
 
 
