@@ -34,7 +34,7 @@ class Report(NamedTuple):
 
     Attributes:
         client: The client's name.
-        weight: The client's number of training images, or 1 if the plan's weighting is "equal".
+        weight: The client's number of training images, or 1 if the weighting is "equal".
         payload: The client's message, as the plan's `report` made it.
     """
 
@@ -100,7 +100,7 @@ class Plan:
         report: Returns a client's message to the server, from the weights at the start and at the end.
         aggregate: Returns the server's new state from the reports of the sampled clients.
         views: Returns the models by which a client is evaluated, by name; "personal" is the client's own.
-        weighting: How much a client counts in means: by its number of training images, or all equally.
+        weighting: How much a client counts in means: by its training images, or equally; `train.weighting` overrides it.
         trains: Who trains in each round: the sampled clients, every client, or a single owner of all data ("pooled").
         check: Raises an error if the model is unsuitable.
         choice: The layers among which each client chooses those that stay its own, if the method does this.

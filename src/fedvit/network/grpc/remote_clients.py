@@ -72,9 +72,8 @@ class RemoteClients:
         least: int,
     ):
         self.listener, self.names, self.experiment, self.checks = listener, list(names), experiment, checks
-        self.trained = {
-            name: trained.get(name, 0) for name in names
-        }  # the round whose state each client continues from
+        # The round whose state each client continues from.
+        self.trained = {name: trained.get(name, 0) for name in names}
         self.patience, self.least = patience, least
         self.desk: _ClientTasks | None = None
         self.finished_now: list[str] = []
