@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, takes
+from fedvit.cli.verdict import print_verdict
 from fedvit.core.errors import UserError
 from fedvit.engine.processes import prepare
 
@@ -125,6 +126,7 @@ def compare(
         report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))
+            print_verdict(comparing.compared_rows(table, folder), folder / "sites.csv")
             out.print(
                 f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}\nreport: {report_at}",
                 soft_wrap=True,
