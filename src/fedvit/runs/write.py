@@ -158,6 +158,7 @@ def keep_rounds(path: Path, last: int, experiment: Experiment | None = None) -> 
         for row in rows:
             if not is_evaluated(row["round"], experiment):
                 row.update(views=None, nbytes_evaluation=0)
+                row.pop("failures_evaluation", None)
     write_text(path, "".join(strict_json(row) + "\n" for row in rows))
     return rows
 
