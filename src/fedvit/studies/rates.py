@@ -1,5 +1,6 @@
 """Learning rates by search: `--lr auto` and `--lr a,b,c` of a run or a comparison."""
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,8 @@ def parse_rates(text: str | None) -> tuple[float | None, bool, Rates]:
         rates = [float(part) for part in text.split(",")]
     except ValueError as problem:
         raise UserError(f"--lr expects a number, several separated by commas, or auto, found {text!r}") from problem
+    if not all(0 < rate < math.inf for rate in rates):
+        raise UserError(f"--lr expects rates above 0, found {text!r}")
     return (rates[0], False, None) if len(rates) == 1 else (None, True, rates)
 
 
