@@ -26,7 +26,7 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
 
     Without a size a folder's images are not read, which is enough to see who would own what.
     """
-    name, path = settings.name, _locate(settings)
+    name, path = settings.name, locate(settings)
     if name == "digits":
         whole = load_digits()
     elif name in TORCHVISION:
@@ -40,7 +40,7 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
     return whole
 
 
-def _locate(settings: DataSettings) -> Path | None:
+def locate(settings: DataSettings) -> Path | None:
     """Return the folder or npz file that `data.name` means: the path as given, or inside the data folder."""
     if settings.name == "digits" or settings.name in TORCHVISION:
         return None
@@ -70,7 +70,7 @@ def sites_of(settings: DataSettings) -> tuple[str, ...]:
     """Return the domains or sites of a folder without reading its images; any other source has none."""
     if settings.site is not None:
         return (settings.site,)
-    path = _locate(settings)
+    path = locate(settings)
     return folders.site_names(path, settings.layout) if path is not None and path.is_dir() else ()
 
 

@@ -29,7 +29,7 @@ from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
 from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_split
-from fedvit.engine.system import free_ram, peak_rss_mb, reset_peak_rss
+from fedvit.engine.system import free_ram, peak_of_all_mb, reset_peak_rss
 from fedvit.engine.transport import Transport
 from fedvit.engine.worker import Worker, load_data
 from fedvit.runs.doubts import AUTO, search_command
@@ -82,8 +82,9 @@ def run_rounds(
             experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )
         inner = InProcess(worker, store)
-        pool = stack.enter_context(WorkerPool(inner, dataset, workers)) if workers > 1 else None
-        transport: Transport = pool or inner
+        transport: Transport = inner
+        if workers > 1:
+            transport = stack.enter_context(WorkerPool(inner, dataset, workers))
         test_samples = {name: len(partition.clients[name].test) for name in partition.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         if isinstance(net.plan, Plan):
@@ -96,7 +97,7 @@ def run_rounds(
             server = done.server
             yield done
         unseen = _evaluate_unseen(Run(folder), net, server, inner, partition) if partition.unseen else None
-        run.finish(local, unseen, pool.peak_mb if pool else 0.0)
+        run.finish(local, unseen)
 
 
 @dataclass(frozen=True)
@@ -164,11 +165,9 @@ class RunInProgress:
                 show(done.row, done.ledger.seconds)
                 yield done
 
-    def finish(
-        self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None, peak_mb: float = 0.0
-    ) -> None:
-        """Write summary.json; `peak_mb` is the highest peak memory of other processes that worked for the run."""
-        peak, seconds = max(peak_rss_mb(), peak_mb), self.setup + self.past.seconds
+    def finish(self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None) -> None:
+        """Write summary.json; its memory is that of this process and all that it started, which still exist."""
+        peak, seconds = peak_of_all_mb(), self.setup + self.past.seconds
         write_summary(Run(self.folder), self.experiment, self.net, self.past.rows, local, unseen, seconds, peak)
         found = Run(self.folder).summary["warnings"]
         for doubt in found:
