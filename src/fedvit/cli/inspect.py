@@ -108,6 +108,7 @@ def partition(
     """Show which client would own how many images of which class, without training."""
     with clear_errors(flags["debug"]):
         from fedvit.config.load import load_experiment, parse_sets
+        from fedvit.core.files import check_writable
         from fedvit.data.partition.split import partition_counts
         from fedvit.data.sources import load_dataset
         from fedvit.engine.worker import load_data
@@ -115,6 +116,8 @@ def partition(
 
         if picture is not None and (picture.suffix not in (".png", ".svg", ".pdf") or not picture.parent.is_dir()):
             raise UserError(f"--out expects a .png, .svg or .pdf file in a folder that exists, found {picture}")
+        if picture is not None:
+            check_writable(picture.parent)
         experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
         dataset = load_dataset(experiment.data, None)
         _, partition = load_data(experiment, dataset)
