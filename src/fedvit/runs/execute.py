@@ -247,6 +247,8 @@ def run_log() -> Iterator[Callable[[Path], None]]:
 
     def log_to(path: Path) -> None:
         file = logging.FileHandler(path)
+        # On a full disk, the next checkpoint ends the run with a message; a traceback for each line would hide it.
+        file.handleError = lambda record: None  # type: ignore[method-assign]
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         files.append(file)
         buffer.setTarget(file)

@@ -143,14 +143,11 @@ def header(top: int) -> list[str]:
 def _write_csv(path: Path, predictions: Iterable[Prediction], top: int) -> int:
     """Write one line per image, as predictions arrive; return the number of images."""
     count = 0
-    try:
-        with replacing(path) as partial, partial.open("w", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(header(top))
-            for image, classes, chances in predictions:
-                pairs = [cell for pair in zip(classes, chances, strict=True) for cell in pair]
-                writer.writerow([image, *pairs])
-                count += 1
-    except OSError as problem:
-        raise UserError(f"{path} cannot be written: {problem.strerror}") from problem
+    with replacing(path) as partial, partial.open("w", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(header(top))
+        for image, classes, chances in predictions:
+            pairs = [cell for pair in zip(classes, chances, strict=True) for cell in pair]
+            writer.writerow([image, *pairs])
+            count += 1
     return count

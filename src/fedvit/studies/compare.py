@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.config.hashing import settings_hash
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import changed_settings, to_tables, versions
 from fedvit.config.tables import Tables, stack_tables
@@ -17,7 +18,7 @@ from fedvit.engine.loop import Round
 from fedvit.report.statistics import LOCAL
 from fedvit.runs.folder import LocalBaseline, Run
 from fedvit.runs.write import gain_summary
-from fedvit.studies.rows import OnStart, Row, digest_of, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
+from fedvit.studies.rows import OnStart, Row, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
 
 
 def make_rows(
@@ -73,10 +74,8 @@ def _check_same_data(first: Row, row: Row) -> None:
 def comparison_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
     """Name one folder for all comparisons with the same settings, so that finished rows are found again."""
     experiment = rows[0].first
-    tables = to_tables(experiment)
-    tables["run"].pop("seed")
-    tables["method"] = {}
-    return Path("runs") / f"compare-{Path(experiment.data.name).stem}-{digest_of([tables, sets])}"
+    digest = settings_hash(experiment, without=("run.seed", "method"), more=sets)[:8]
+    return Path("runs") / f"compare-{Path(experiment.data.name).stem}-{digest}"
 
 
 def compare(

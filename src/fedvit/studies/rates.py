@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedvit.config.resolve import to_tables
+from fedvit.config.hashing import settings_hash
 from fedvit.core.errors import UserError
 from fedvit.core.settings import PLANNED, Experiment
 from fedvit.engine.loop import Round
-from fedvit.studies.rows import OnStart, Row, digest_of
+from fedvit.studies.rows import OnStart, Row
 from fedvit.studies.search import LR, Schedule, Values, rounded, save_search, search
 
 AUTO = "auto"
@@ -81,9 +81,8 @@ def search_rates(
 
 def rates_folder(row: Row, rates: Rates) -> Path:
     """Name one folder for all searches for this row's rate, so that finished runs are found again."""
-    tables = to_tables(row.first)
-    tables["train"].pop("lr")
-    return Path("runs") / f"search-{row.label}-{Path(row.first.data.name).stem}-{digest_of([tables, rates])}"
+    digest = settings_hash(row.first, without=("train.lr",), more=rates)[:8]
+    return Path("runs") / f"search-{row.label}-{Path(row.first.data.name).stem}-{digest}"
 
 
 def words_of_search(rows: Sequence[Row], rates: Rates) -> str:
