@@ -1,6 +1,5 @@
 """Class names and probabilities for image files, which are read as the training images were."""
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import nn
 
 from fedvit.core.batches import prepare
 from fedvit.core.errors import UserError
-from fedvit.core.files import replacing
+from fedvit.core.files import write_csv
 from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
@@ -125,7 +124,7 @@ def predict_to(
     top = min(top, len(description_of(model).classes))
     found = predict(model, images, top=top, unreadable=unreadable)
     if table is not None:
-        count = _write_csv(table, found, top)
+        count = write_csv(table, _csv_lines(found, top))
         console.print(f"{count} images: {table}", soft_wrap=True, highlight=False, markup=False)
         return unreadable
     for image, classes, chances in found:
@@ -140,17 +139,8 @@ def header(top: int) -> list[str]:
     return ["image", "class", "probability", *more]
 
 
-def _write_csv(path: Path, predictions: Iterable[Prediction], top: int) -> int:
-    """Write one line per image, as predictions arrive; return the number of images."""
-    count = 0
-    try:
-        with replacing(path) as partial, partial.open("w", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(header(top))
-            for image, classes, chances in predictions:
-                pairs = [cell for pair in zip(classes, chances, strict=True) for cell in pair]
-                writer.writerow([image, *pairs])
-                count += 1
-    except OSError as problem:
-        raise UserError(f"{path} cannot be written: {problem.strerror}") from problem
-    return count
+def _csv_lines(predictions: Iterable[Prediction], top: int) -> Iterator[list[object]]:
+    """Yield the header and one line per image, as predictions arrive."""
+    yield [*header(top)]
+    for image, classes, chances in predictions:
+        yield [image, *(cell for pair in zip(classes, chances, strict=True) for cell in pair)]
