@@ -7,6 +7,7 @@ from fedvit.cli.inspect import cost, datasets, methods, partition
 from fedvit.cli.network import flower, split_client, split_server
 from fedvit.cli.report import report
 from fedvit.cli.run import compare, run, study
+from fedvit.cli.search import search
 from fedvit.cli.table import table
 from fedvit.engine.processes import end_at_once
 
@@ -19,7 +20,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, compare, report, table, cost, methods, datasets, partition, study, flower, export, predict, evaluate, split_server, split_client,
+    run, compare, search, report, table, cost, methods, datasets, partition, study, flower, export, predict, evaluate,
+    split_server, split_client,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 

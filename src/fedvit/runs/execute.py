@@ -32,6 +32,7 @@ from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_spli
 from fedvit.engine.system import free_ram, peak_rss_mb, reset_peak_rss
 from fedvit.engine.transport import Transport
 from fedvit.engine.worker import Worker, load_data
+from fedvit.runs.doubts import AUTO, search_command
 from fedvit.runs.folder import STARTED, LocalBaseline, Run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
 from fedvit.runs.write import (
@@ -46,6 +47,9 @@ from fedvit.runs.write import (
 )
 
 log = logging.getLogger(__name__)
+AFTER_THE_TABLE = {
+    "after_the_table": True
+}  # commands show such a line below their table, not in the middle of progress
 
 
 def run_rounds(
@@ -165,6 +169,11 @@ class RunInProgress:
         """Write summary.json; `peak_mb` is the highest peak memory of other processes that worked for the run."""
         peak, seconds = max(peak_rss_mb(), peak_mb), self.setup + self.past.seconds
         write_summary(Run(self.folder), self.experiment, self.net, self.past.rows, local, unseen, seconds, peak)
+        found = Run(self.folder).summary["warnings"]
+        for doubt in found:
+            log.warning("%s: %s", self.experiment.label, doubt, extra=AFTER_THE_TABLE)
+        if any(AUTO in doubt for doubt in found):
+            log.warning("%s", search_command(self.folder), extra=AFTER_THE_TABLE)
 
 
 def begin_run(

@@ -79,7 +79,7 @@ def standing(experiment: Experiment, folder: Path, *, resume: bool) -> Literal["
 
 def _is_left_over(path: Path) -> bool:
     """Return whether a file was left by a run that was stopped before its first round."""
-    return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json")
+    return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json", "search")
 
 
 def _warn_of_too_many(threads: int, workers: int) -> None:

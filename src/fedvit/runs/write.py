@@ -25,6 +25,7 @@ from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
 from fedvit.engine.net import POOLED, Net
 from fedvit.models.build import macs_per_example
+from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
 
 
@@ -150,6 +151,13 @@ def write_summary(
         "seconds": seconds,
         "peak_rss_mb": peak_mb,
         "epsilon": None,
+        "warnings": doubts(
+            run,
+            experiment,
+            rows,
+            loss_terms=net.plan.loss_terms if isinstance(net.plan, Plan) else 1,
+            keeps_own=net.memory_nbytes > 0,
+        ),
     }
     write_json(run.folder / "summary.json", summary)
 

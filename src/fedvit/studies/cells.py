@@ -3,8 +3,6 @@
 Cells with the same settings share a row.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from fedvit.config.resolve import changed_settings, to_tables
 from fedvit.core.errors import UserError
 from fedvit.studies.cases import Case
 from fedvit.studies.definitions import Study
-from fedvit.studies.rows import Row, concerns, resolve_seeds
+from fedvit.studies.rows import Row, concerns, digest_of, resolve_seeds
 from fedvit.studies.small import has_weights
 
 Which = Literal["digits", "pretrained", "paper"]
@@ -92,8 +90,7 @@ def study_folder(name: str, cells: Sequence[Cell]) -> Path:
     tables = [to_tables(cell.row.first) for cell in cells]
     for table in tables:
         table["run"].pop("seed")
-    digest = hashlib.sha256(json.dumps(tables, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    return Path("runs") / f"study-{name}-{digest}"
+    return Path("runs") / f"study-{name}-{digest_of(tables)}"
 
 
 def unique_rows(cells: Sequence[Cell]) -> list[Row]:

@@ -1,5 +1,6 @@
 """Pictures of studies."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,11 @@ def draw_chosen(content: Content, study: Study, path: Path, title: str) -> None:
     for axes, column in zip(grid.flat, columns, strict=False):
         mine = [row for row in content["rows"] if row["column"] == column]
         labels = [row["row"] for row in mine]
-        test = [row["figures"]["accuracy"] for row in mine]
-        val = [row["figures"]["val"] for row in mine]
-        if None not in val:
+        test, val = (
+            [math.nan if (value := row["figures"][key]) is None else value for row in mine]  # a gap where it diverged
+            for key in ("accuracy", "val")
+        )
+        if not all(map(math.isnan, val)):
             axes.plot(labels, val, color=COLORS[2], marker="o", label="val, clients' mean")
         axes.plot(
             labels, test, color=COLORS[0], marker="s", linestyle="--", label=f"test, {mine[0]['figures']['view']}"

@@ -20,7 +20,6 @@ from fedvit.core.errors import UserError, nearest
 from fedvit.core.files import finite, write_json
 from fedvit.core.settings import DataSettings
 from fedvit.report.progress import Progress
-from fedvit.runs.tracking import sent_in
 from fedvit.studies import measure, tables
 from fedvit.studies.cells import (
     Cell,
@@ -35,7 +34,7 @@ from fedvit.studies.cells import (
 )
 from fedvit.studies.definitions import STUDIES, Study
 from fedvit.studies.drawing import draw_study
-from fedvit.studies.rows import run_of, run_rows
+from fedvit.studies.rows import run_of, run_rows, starter
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +119,8 @@ def carry_out(
     draw_study(content, plan.study, folder, folder / "study.png", pictures)
     yield from tables.study_tables(content, plan.study, plan.title)
     for column, pick in content.get("chosen", {}).items():
-        yield f"{column}: {pick['row']}, chosen on val ({pick['val']:.1f} %), has {pick['accuracy']:.1f} % on test"
+        edge = f"; it is the {pick['at_edge']} value tried" if pick["at_edge"] else ""
+        yield f"{column}: {pick['row']}, chosen on val ({pick['val']:.1f} %), has {pick['accuracy']:.1f} % on test{edge}"
     yield f"results: {folder / 'study.json'}\npicture: {folder / 'study.png'}"
 
 
@@ -133,10 +133,9 @@ def _run_all(plan: Prepared, folder: Path, workers: int | None, console: Console
             rows,
             folder,
             lambda row, seed: local_of(rows, row, seed),
-            lambda row, seed, done: progress.start(
-                f"{row.label}, seed {seed}", done, sum(map(sent_in, run_of(folder, row, seed).rounds))
-            ),
+            starter(progress, folder),
             workers,
+            tolerant=plan.study.kind == "choose",
         )
         for done in steps:
             progress.step(done)
