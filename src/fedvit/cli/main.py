@@ -5,12 +5,13 @@ from typing import Annotated
 import typer
 
 from fedvit import __version__
-from fedvit.cli.export import export, predict
+from fedvit.cli.export import evaluate, export, predict
 from fedvit.cli.inspect import cost, datasets, methods, partition
 from fedvit.cli.network import flower, split_client, split_server
 from fedvit.cli.report import report
 from fedvit.cli.run import compare, run, study
 from fedvit.cli.search import search
+from fedvit.cli.table import table
 from fedvit.engine.processes import end_at_once
 
 app = typer.Typer(
@@ -22,7 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, compare, search, report, cost, methods, datasets, partition, study, flower, export, predict, split_server, split_client,
+    run, compare, search, report, table, cost, methods, datasets, partition, study, flower, export, predict, evaluate,
+    split_server, split_client,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 

@@ -1,12 +1,14 @@
-"""Write files completely or not at all: atomic writes, strict JSON and lines that survive a kill."""
+"""Write files completely or not at all: atomic writes, strict JSON, safe CSV and lines that survive a kill."""
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -108,6 +110,31 @@ def check_writable(folder: Path) -> None:
     with writing(folder), tempfile.TemporaryFile(dir=place) as stream:
         stream.write(b"0")
         stream.flush()
+
+
+def csv_line(cells: Sequence[Any]) -> str:
+    """Return one line of a CSV file that a spreadsheet may open: no text in it is taken for a formula."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow([_no_formula(cell) for cell in cells])
+    return line.getvalue()
+
+
+def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> int:
+    """Write lines as they arrive, the header first, and return how many follow it; the file appears at the end."""
+    count = -1
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as stream:
+        for cells in lines:
+            stream.write(csv_line(cells))
+            count += 1
+    return count
+
+
+def _no_formula(cell: Any) -> Any:
+    """Put an apostrophe before a text that a spreadsheet would calculate; numbers stay numbers."""
+    if isinstance(cell, int | float):
+        return cell
+    text = str(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 class Version(TypedDict):

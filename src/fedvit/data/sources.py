@@ -210,6 +210,7 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
         None if sites is None else sites[good],
         owners,
         json.dumps(key),
+        tuple(name for (name, *_), is_good in zip(key[1:], good, strict=True) if is_good),
     )
 
 

@@ -37,7 +37,7 @@ from fedvit.runs.folder import STARTED, LocalBaseline, Run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
 from fedvit.runs.write import (
     Roster,
-    class_counts,
+    about_images,
     keep_rounds,
     open_folder,
     roster_of,
@@ -76,8 +76,7 @@ def run_rounds(
         workers = number_of_workers(workers, experiment, net, dataset, partition)
         worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
         store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))
-        counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, partition)}
-        description = {**partition.to_json(), **counts}
+        description = {**partition.to_json(), **about_images(dataset, partition)}
         run = begin_run(
             experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )

@@ -69,6 +69,12 @@ def class_counts(dataset: Dataset, partition: Partition) -> dict[str, dict[str, 
     }
 
 
+def about_images(dataset: Dataset, partition: Partition) -> dict[str, Any]:
+    """Return what split.json says about images besides who owns them; `files` lists their names by image number."""
+    about = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, partition)}
+    return {**about, "files": list(dataset.files)} if dataset.files else about
+
+
 def check_same_partition(folder: Path, description: Mapping[str, Any]) -> None:
     """Refuse to continue a run on other images than it began with."""
     saved = folder / "split.json"

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedvit.report.plots import COLORS, GRID, INK, MUTED
+from fedvit.report.plots import COLORS, GRID, INK, MUTED, save_figure
 from fedvit.runs.write import nbytes_of_run
 from fedvit.studies.definitions import Study
 
@@ -26,11 +26,10 @@ def _plain(axes: Axes) -> None:
 
 
 def _finish(figure: Any, path: Path, title: str) -> None:
-    """Add the title and save the picture, without the software's name, so that its bytes depend only on the content."""
+    """Add the title and save the picture."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
     figure.tight_layout()
-    figure.savefig(path, dpi=130, metadata={"Software": None}, bbox_inches="tight")
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _style(number: int) -> dict[str, Any]:
