@@ -9,6 +9,7 @@ import typer
 from fedvit.cli.doubts import show_doubts
 from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, parse_seeds, takes
 from fedvit.cli.search import searched_rows
+from fedvit.cli.verdict import print_verdict
 from fedvit.core.errors import UserError
 from fedvit.engine.processes import prepare
 
@@ -133,6 +134,7 @@ def compare(
         report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))
+            print_verdict(comparing.compared_rows(table, folder), folder / "sites.csv")
             out.print(
                 f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}\nreport: {report_at}",
                 soft_wrap=True,

@@ -17,6 +17,7 @@ from fedvit.report.sections.parts import Group
 from fedvit.report.sections.result import result
 from fedvit.report.sections.rounds import rounds
 from fedvit.report.sections.settings import commands, settings
+from fedvit.report.sections.sites import sites
 from fedvit.report.sections.table import table
 from fedvit.report.sections.times import times
 from fedvit.report.statistics import Row
@@ -27,6 +28,7 @@ _MARK = b'<meta name="generator" content="fedvit">'  # page.html.j2 writes it; i
 _SECTIONS: Sequence[tuple[str, str, str, Callable[[Group], object]]] = (
     ("result", "Result", "result", result),
     ("table", "Table", "table", table),
+    ("sites", "Every client under every row", "sites", sites),
     ("rounds", "Accuracy by round and by traffic", "rounds", rounds),
     ("gains", "Gain of every client over Local", "gains", gains),
     ("clients", "Every client", "clients", clients),
