@@ -53,7 +53,7 @@ def table(
                 raise UserError(f"expected a file in a folder that exists, found {path}")
         check_figure(figure, folders)
         groups = collect(folders)
-        text = write_tables(tables_of(groups), form)
+        text = write_tables(tables_of(groups, folders), form)
         try:
             if figure is not None:
                 draw_folder(folders, groups, figure)

@@ -46,6 +46,7 @@ class Line:
     row: Row
     best: bool
     published: Published | None
+    search: str = ""  # "chosen" if the learning rate was searched, "edge" if it is the smallest or largest tried
 
     @property
     def is_local(self) -> bool:
@@ -85,11 +86,16 @@ class PaperTable:
         return [line.row for line in self.lines]
 
 
-def paper_table(rows: Sequence[Row], published: Mapping[str, Published]) -> PaperTable | None:
-    """Make the table of all finished rows, or None if no row has finished; `published` has papers' figures by label."""
+def paper_table(
+    rows: Sequence[Row], published: Mapping[str, Published], searches: Mapping[str, str] | None = None
+) -> PaperTable | None:
+    """Make the table of all finished rows, or None if no row has finished.
+
+    `published` has papers' figures by label, and `searches` how learning rates were found.
+    """
     done = [row for row in rows if row.finished and row.mean is not None]
     best = next(iter(Group(done).eligible), None) if len(done) > 1 else None
-    lines = [Line(row, row is best, published.get(row.label)) for row in done]
+    lines = [Line(row, row is best, published.get(row.label), (searches or {}).get(row.label, "")) for row in done]
     return PaperTable(lines) if lines else None
 
 
@@ -113,6 +119,7 @@ _CSV: Mapping[str, Callable[[Line], Any]] = {
     "model": lambda line: line.setting["model"].get("name"),
     "rounds": lambda line: line.row.first.planned,
     "lr": lambda line: line.setting["train"].get("lr"),
+    "lr_search": lambda line: line.search,
     "seeds": lambda line: " ".join(map(str, line.row.seeds)),
     "accuracy": lambda line: line.row.mean,
     "accuracy_std_clients": lambda line: line.row.view("std"),
@@ -144,7 +151,7 @@ def _plain(value: Any) -> Any:
 # What Markdown and LaTeX share: columns of text, with the same digits as the report.
 
 _TEXT: Mapping[str, Callable[[Line], str]] = {
-    "lr": lambda line: f"{line.setting['train']['lr']:g}" if "lr" in line.setting["train"] else "-",
+    "lr": lambda line: _rate(line),
     "accuracy %": lambda line: _plus_minus(line.row.mean, line.row.view("std")),
     "± seeds": lambda line: units.percent(line.row.seed_std),
     GAIN: lambda line: _gain(line),
@@ -159,6 +166,11 @@ def _columns(table: PaperTable) -> dict[str, list[str]]:
     """Return the cells of every column that is not empty in all rows."""
     columns = {name: [cell(line) for line in table.lines] for name, cell in _TEXT.items()}
     return {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
+
+
+def _rate(line: Line) -> str:
+    rate = line.setting["train"].get("lr")
+    return "-" if rate is None else f"{rate:g}{'*' if line.search == 'edge' else ''}"
 
 
 def _plus_minus(value: float | None, deviation: float | None) -> str:
@@ -213,6 +225,9 @@ def caption(table: PaperTable) -> str:
         "Accuracy in percent of each client's own model on its own test images after the last round: mean ± deviation "
         "over clients.",
     ]  # fmt: skip
+    if any(line.search for line in table.lines):
+        edge = "; * at the edge of the rates tried" if any(line.search == "edge" for line in table.lines) else ""
+        words.append(f"Learning rates were chosen on validation images{edge}.")
     if GAIN in names:
         words.append("Gain over Local: mean over clients in points, and its 95 % interval; hurt: clients below Local.")
     if "MB" in names:
