@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from fedvit.core import randomness, tree
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError
 from fedvit.core.metrics import view_scores
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
@@ -177,6 +177,7 @@ def federate_split(
             "cohort": cohort,
             "failed": list(failures),
             "loss": loss,
+            "losses": ledger.losses,
             "nbytes_down": per_client(ledger.down),
             "nbytes_up": per_client(ledger.up),
             "nbytes_evaluation": ledger.evaluation,
@@ -219,6 +220,7 @@ def _split_round(
     answers, failed = done.answers, {name: done.reasons.get(name, "") for name in cohort if name in done.failed}
     ledger.down += [done.failed[name] for name in failed] + [answer.down for answer in answers.values()]
     ledger.up += [answer.up for answer in answers.values()]
+    ledger.losses = {name: answer.loss for name, answer in answers.items()}
     if not answers:
         return replace(server, round=number), None, failed
     body, memory = side.end_of_round()
@@ -227,7 +229,7 @@ def _split_round(
         for position in range(len(failed), len(ledger.down)):
             ledger.down[position] += tree.nbytes(memory["average"])
     if not all_finite(body):
-        raise UserError(
+        raise DivergedError(
             f"the body's weights became infinite or not a number in round {number}; try a smaller method.server_lr "
             f"(now {side.lr:g}). The last checkpoint is still good."
         )

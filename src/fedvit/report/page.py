@@ -62,6 +62,11 @@ class _Chapter:
 
 def write_report(folders: Sequence[Path], out: Path, target: float | None = None) -> list[list[Row]]:
     """Read the runs in these folders, write the page, and return the rows it shows."""
+    if not out.is_dir() and out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(
+            f"a report is an HTML page, so --out expects a name that ends in .html, found {out}; for a table as "
+            "LaTeX, Markdown or CSV, use `fedvit table`"
+        )
     groups = collect(folders)
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"--out expects a file in a folder that exists, such as report.html, found {out}")

@@ -48,7 +48,7 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
         local = entry["label"] == "local"
         table.add_row(
             escape(entry["label"]),
-            f"{entry['lr']:g}",
+            f"{entry['lr']:g}{'*' if _at_edge(entry) else ''}",
             plus_minus(entry["mean"], entry["std"]),
             "-" if entry["seed_std"] is None else f"{entry['seed_std']:.1f}",
             "-" if local else f"{entry['gain_mean']:+.1f}",
@@ -58,7 +58,15 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
             units.duration(entry["seconds"]),
             style="bold" if entry["mean"] == best else "",
         )
+    if any(map(_at_edge, entries)):
+        table.caption = "* the smallest or largest rate that was tried: a better one may lie beyond"
+        table.caption_justify = "left"
     return table
+
+
+def _at_edge(entry: Mapping[str, Any]) -> bool:
+    """Return whether a row's rate was searched and lies at the edge of its grid."""
+    return bool(entry.get("search", {}).get("at_edge"))
 
 
 def report_table(rows: Sequence[Row]) -> Table:

@@ -1,7 +1,5 @@
 """Comparisons of several rows on the same data, partition and seeds, which always include Local."""
 
-import hashlib
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.config.hashing import settings_hash
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import changed_settings, to_tables, versions
 from fedvit.config.tables import Tables, stack_tables
@@ -21,7 +20,7 @@ from fedvit.report.sites import write_sites
 from fedvit.report.statistics import LOCAL, by_unit, count_hurt
 from fedvit.report.statistics import Row as ReportRow
 from fedvit.runs.folder import LocalBaseline, Run
-from fedvit.studies.rows import OnStart, Row, concerns, mean_of, resolve_seeds, run_of, run_rows
+from fedvit.studies.rows import OnStart, Row, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
 
 
 def make_rows(
@@ -33,12 +32,10 @@ def make_rows(
 ) -> list[Row]:
     """Make rows from METHOD[+TUNE] or experiment files, on top of the base file; Local is added if it is missing."""
     under = read_tables(base) if base else {}
-    made = [_make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
+    made = [make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
     if not any(row.is_local for row in made):
-        made = [_make_row(LOCAL, seeds, under, sets, flags), *made]
-    unused = [path for path in sets if not any(concerns(path, row.first) for row in made)]
-    if unused:
-        raise UserError(f"--set {unused[0]}: no row has this key")
+        made = [make_row(LOCAL, seeds, under, sets, flags), *made]
+    refuse_unused(sets, made)
     for row in made[1:]:
         _check_same_data(made[0], row)
     labels = [row.label for row in made]
@@ -47,7 +44,7 @@ def make_rows(
     return made
 
 
-def _make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Row:
+def make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Row:
     """Make one row; a `--set` for a method or tune applies to the rows that have its key."""
     named = dict(flags)
     is_file = text.endswith(".toml")
@@ -79,11 +76,7 @@ def _check_same_data(first: Row, row: Row) -> None:
 def comparison_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
     """Name one folder for all comparisons with the same settings, so that finished rows are found again."""
     experiment = rows[0].first
-    tables = to_tables(experiment)
-    tables["run"].pop("seed")
-    tables["method"] = {}
-    text = json.dumps([tables, sets], sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    digest = settings_hash(experiment, without=("run.seed", "method"), more=sets)[:8]
     return Path("runs") / f"compare-{Path(experiment.data.name).stem}-{digest}"
 
 
@@ -141,6 +134,7 @@ def _entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
         "nbytes_up": first["nbytes"]["up"],
         "seconds": mean_of(summary["seconds"] for summary in summaries),
         **({"auroc": mean_of(areas)} if areas else {}),
+        **({"search": row.search} if row.search is not None else {}),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.config.load import parse_value
 from fedvit.config.resolve import to_tables
 from fedvit.core.settings import Experiment
 from fedvit.data.sources import list_datasets, load_dataset
@@ -18,6 +19,7 @@ from fedvit.studies.cells import Cell
 from fedvit.studies.published.common import SIZES
 from fedvit.studies.published.fedperfix import BATCHES_PER_STEP, COUNTED_CLASSES
 from fedvit.studies.rows import mean_of, run_of
+from fedvit.studies.search import best_of, edge
 
 MEBI = 2**20  # the papers' million
 
@@ -27,6 +29,8 @@ MEBI = 2**20  # the papers' million
 def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
     """Average the results of a cell's runs, over clients and then over seeds."""
     seeds = list(cell.row.experiments)
+    if not all(run_of(folder, cell.row, seed).finished for seed in seeds):
+        return {"diverged": True, "view": view, "lr": cell.row.first.train.lr, "accuracy": None, "val": None}
     summaries = [run_of(folder, cell.row, seed).summary for seed in seeds]
     first = summaries[0]
     shown = view if all(view in summary["views"] for summary in summaries) else "personal"
@@ -86,11 +90,21 @@ def _reached(rows: Sequence[dict[str, Any]], view: str, target: float) -> Sequen
 
 def chosen(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Choose the best row of every column on validation images, and give the test accuracy of only that row."""
-    best: dict[str, dict[str, Any]] = {}
+    columns: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for cell, figure in zip(cells, found, strict=True):
-        val, column = figure["val"], cell.case.column
-        if val is not None and (column not in best or val > best[column]["val"]):
-            best[column] = {"row": cell.case.row, "val": val, "accuracy": figure["accuracy"]}
+        columns.setdefault(cell.case.column, []).append((cell.case.row, figure))
+    best: dict[str, dict[str, Any]] = {}
+    for column, rows in columns.items():
+        place = best_of([figure["val"] for _, figure in rows])
+        if place is not None:
+            name, figure = rows[place]
+            values = [parse_value(row) for row, _ in rows]
+            best[column] = {
+                "row": name,
+                "val": figure["val"],
+                "accuracy": figure["accuracy"],
+                "at_edge": edge(values, values[place]) or None,
+            }
     return best
 
 
