@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fedvit.core import payload
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
@@ -47,12 +47,12 @@ class Job:
 
 @dataclass(frozen=True)
 class _Done:
-    """The result that a process sends back; `problem` is a user's mistake or a traceback."""
+    """The result that a process sends back; `problem` is a message or a traceback."""
 
     up: SharedMessage | None = None
     memory: SharedMessage | None = None
     problem: str | None = None
-    mistake: bool = False
+    kind: Literal["mistake", "divergence", "bug"] = "bug"
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,8 @@ class WorkerPool:
                     f"the worker process of client {name} died; did it run out of memory? --workers 1 needs less"
                 ) from problem
             if done.problem is not None:
-                raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
+                kinds = {"mistake": UserError, "divergence": DivergedError, "bug": RuntimeError}
+                raise kinds[done.kind](done.problem)
             assert done.up is not None
             rooms = self.rooms[ready]
             kept = None if done.memory is None else rooms.kept.take(done.memory)
@@ -242,8 +243,10 @@ def _serve_tasks(
                     down = payload.from_bytes(rooms.down.take(job.down))
                 assert down is not None
                 done = work(worker, rooms, job, down)
+            except DivergedError as problem:
+                done = _Done(problem=str(problem), kind="divergence")
             except UserError as problem:
-                done = _Done(problem=str(problem), mistake=True)
+                done = _Done(problem=str(problem), kind="mistake")
             except Exception:  # the parent must learn of any error
                 done = _Done(problem=traceback.format_exc())
             connection.send(done)
