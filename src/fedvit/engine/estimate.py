@@ -3,9 +3,9 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -50,6 +50,12 @@ class Estimate:
     workers: int
     how: Literal["table", "measured"]
     traffic: Traffic
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as `fedvit cost --json` has them."""
+        ways = {f"nbytes_{way}": size for way, size in asdict(self.traffic).items()}
+        whole = {"minutes": round(self.minutes, 4), "nbytes": self.nbytes, "memory_mb": round(self.memory_mb, 1)}
+        return {**whole, "workers": self.workers, "how": self.how, **ways}
 
 
 def estimate(
@@ -217,6 +223,16 @@ def _likely_partition(experiment: Experiment, dataset: Dataset) -> Partition:
         for number, part in enumerate(parts)
     }
     return Partition(clients, np.concatenate([part.test for part in clients.values()]))
+
+
+def log_estimate(
+    experiment: Experiment, net: Net, dataset: Dataset, partition: Partition, workers: int, after: int
+) -> None:
+    """Log what the rest of a run will take, if a command listens: it takes a moment to find out."""
+    if log.handlers and after < experiment.train.rounds:
+        found = estimate_run(experiment, net, dataset, partition, workers, after)
+        most = "at most " if experiment.run.until_accuracy is not None else ""
+        log.info("%s: %s%s", experiment.label, most, say(found))
 
 
 def say(found: Estimate) -> str:
