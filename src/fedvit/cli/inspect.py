@@ -3,13 +3,16 @@
 import inspect
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
-from fedvit.cli.flags import clear_errors, given, out, print_json, takes
+from fedvit.cli.flags import EXPERIMENT, clear_errors, given, out, print_json, takes
 from fedvit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fedvit.core.settings import Experiment
 
 
 def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
@@ -43,25 +46,66 @@ def catalogue_tables() -> list[Table]:
     return tables
 
 
-@takes("method", "tune", "model", "image_size", "patch_size", "batch", "sets", "debug")
+@takes(*EXPERIMENT, "workers", "sets", "debug")
 def cost(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Experiment file; flags override it.")
+    ] = None,
     *,
-    classes: Annotated[int, typer.Option(help="Number of classes.", min=1)] = 10,
+    classes: Annotated[int | None, typer.Option(help="Number of classes (default: those of the data).", min=1)] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure this machine for some seconds with this model, method, tune and batch on images of noise, and keep the result for later runs.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print exact integers as JSON.")] = False,
     **flags: Any,
 ) -> None:
-    """Show what a method sends, computes and stores, without training."""
+    """Show what a method sends, computes and stores, and what a run takes: minutes, memory, bytes. Trains nothing."""
     with clear_errors(flags["debug"]):
+        from fedvit.cli.estimate import estimate_of, size_for
         from fedvit.config.load import load_experiment, parse_sets
+        from fedvit.data.sources import is_known
         from fedvit.engine.cost import cost as costs
         from fedvit.report.tables import cost_table
 
-        experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
-        result = costs(experiment, classes)
+        settings = load_experiment(experiment, parse_sets(flags["sets"] or []), given(flags))
+        left_out = None
+        try:
+            size = size_for(settings)
+        except UserError as problem:
+            if not is_known(settings.data):
+                raise
+            size, left_out = None, str(problem)
+        number = classes or (size.classes if size else 10)
+        result = costs(settings, number)
+        if size is not None:
+            if calibrate:
+                _measure(settings, number, size.shape, flags["workers"])
+            result["run"] = estimate_of(settings, flags["workers"], number).to_json()
+        else:
+            result["run"] = None
         if as_json:
             print_json(result)
-        else:
-            out.print(cost_table(result, experiment.label, experiment.model.name))
+            return
+        out.print(cost_table(result, settings.label, settings.model.name))
+        if left_out is not None:
+            out.print(f"left out: minutes, memory and bytes of a run, because {left_out}", soft_wrap=True)
+
+
+def _measure(experiment: "Experiment", classes: int, shape: tuple[int, ...], workers: int | None) -> None:
+    """Measure this machine with as many processes as a run would use."""
+    import torch
+
+    from fedvit.cli.estimate import estimate_of
+    from fedvit.engine.calibrate import calibrate
+    from fedvit.engine.net import make_net
+
+    torch.set_num_threads(experiment.run.threads)
+    net = make_net(experiment, classes, torch.device(experiment.run.devices[0]))
+    calibrate(experiment, net, shape, estimate_of(experiment, workers, classes).workers)
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the methods as JSON, with every option and its default.")] = False) -> None:  # fmt: skip

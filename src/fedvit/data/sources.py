@@ -69,6 +69,11 @@ def unknown(settings: DataSettings) -> str:
     )
 
 
+def is_known(settings: DataSettings) -> bool:
+    """Return whether this names a dataset that exists, here or elsewhere."""
+    return settings.name in ("digits", *TORCHVISION, *MEDMNIST) or locate(settings) is not None
+
+
 def sites_of(settings: DataSettings) -> tuple[str, ...]:
     """Return the domains or sites of a folder without reading its images; any other source has none."""
     if settings.site is not None:

@@ -3,14 +3,13 @@
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fedvit.core import tree
 from fedvit.core.errors import UserError
 from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.core.plan import Plan
@@ -20,8 +19,8 @@ from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.engine.loop import choose, is_evaluated, sample_cohort
 from fedvit.engine.net import POOLED, Net, make_net
 from fedvit.engine.pool_size import number_of_workers
-from fedvit.engine.probe import Footprint, footprint_of
-from fedvit.engine.rates import Rates, rates_for
+from fedvit.engine.probe import footprint_of
+from fedvit.engine.rates import Rates, memory_mb, rates_for
 from fedvit.engine.system import cores
 from fedvit.engine.traffic import Traffic, traffic_of
 from fedvit.engine.worker import load_data
@@ -52,6 +51,12 @@ class Estimate:
     how: Literal["table", "measured"]
     traffic: Traffic
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as `fedvit cost --json` has them."""
+        ways = {f"nbytes_{way}": size for way, size in asdict(self.traffic).items()}
+        whole = {"minutes": round(self.minutes, 4), "nbytes": self.nbytes, "memory_mb": round(self.memory_mb, 1)}
+        return {**whole, "workers": self.workers, "how": self.how, **ways}
+
 
 def estimate(
     experiment: Experiment,
@@ -81,39 +86,12 @@ def estimate_run(
     """Estimate the rounds after round `after` of a run whose data is known."""
     shape = tuple(dataset.images.shape[1:])
     found = footprint_of(experiment, net, tuple(partition.seen), shape)
-    rates = rates_for(experiment, net, found, workers, shape)
+    rates = rates_for(experiment, net, found, workers)
     course = _Course(experiment, net, partition, workers, after, rates)
     sent = traffic_of(experiment, net, course.cohorts, course.evaluations, partition)
     in_memory = 0 if isinstance(dataset.images, np.memmap) else dataset.images.nbytes
     memory = memory_mb(experiment, net, found, rates, workers, len(partition.clients), in_memory, course.cached_images)
     return Estimate(course.seconds / 60, sent.total, memory, workers, rates.how, sent)
-
-
-def memory_mb(
-    experiment: Experiment,
-    net: Net,
-    found: Footprint,
-    rates: Rates,
-    workers: int,
-    clients: int,
-    images_nbytes: int,
-    cached_images: int,
-) -> float:
-    """Return the peak memory of all processes together: programs, models, images, what clients keep, and training."""
-    model = 2 * tree.nbytes(net.live)  # the module itself, and its initial weights
-    kept = clients * net.memory_nbytes + cached_images * found.cached_nbytes
-    working = working_nbytes(found, experiment.train.batch)
-    if workers == 1:
-        return rates.main_mb + (model + working + images_nbytes + kept) / 1e6
-    messages = 4 * tree.nbytes(net.initial)
-    each = rates.worker_mb + (model + messages + working) / 1e6
-    return rates.main_mb + rates.spare_mb + workers * each + (model + messages + images_nbytes + kept) / 1e6
-
-
-def working_nbytes(found: Footprint, batch: int) -> float:
-    """Return the peak bytes of tensors while a client trains or is tested, besides the model."""
-    training = found.train_nbytes + batch * found.train_nbytes_image
-    return max(training, found.test_nbytes + EVALUATION_BATCH * found.test_nbytes_image)
 
 
 @dataclass(frozen=True)
@@ -245,6 +223,16 @@ def _likely_partition(experiment: Experiment, dataset: Dataset) -> Partition:
         for number, part in enumerate(parts)
     }
     return Partition(clients, np.concatenate([part.test for part in clients.values()]))
+
+
+def log_estimate(
+    experiment: Experiment, net: Net, dataset: Dataset, partition: Partition, workers: int, after: int
+) -> None:
+    """Log what the rest of a run will take, if a command listens: it takes a moment to find out."""
+    if log.handlers and after < experiment.train.rounds:
+        found = estimate_run(experiment, net, dataset, partition, workers, after)
+        most = "at most " if experiment.run.until_accuracy is not None else ""
+        log.info("%s: %s%s", experiment.label, most, say(found))
 
 
 def say(found: Estimate) -> str:

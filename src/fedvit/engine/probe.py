@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
@@ -47,20 +48,8 @@ class Work:
     ops: float = 0.0
     fresh: float = 0.0
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.macs + other.macs, self.ops + other.ops, self.fresh + other.fresh)
-
-    def times(self, factor: float) -> "Work":
-        return Work(factor * self.macs, factor * self.ops, factor * self.fresh)
-
-    def beyond(self, other: "Work") -> "Work":
-        """Return how much more this is than another, at least nothing."""
-        pairs = zip(
-            (self.macs, self.ops, self.fresh),
-            (other.macs, other.ops, other.fresh),
-            strict=True,
-        )
-        return Work(*(max(0.0, mine - theirs) for mine, theirs in pairs))
+    def at_least_nothing(self) -> "Work":
+        return Work(max(0.0, self.macs), max(0.0, self.ops), max(0.0, self.fresh))
 
 
 @dataclass(frozen=True)
@@ -80,6 +69,11 @@ class Footprint:
     test_nbytes: float
     test_nbytes_image: float
     cached_nbytes: int  # activations of frozen layers that are kept per image
+
+    def working_nbytes(self, batch: int, tests: int = EVALUATION_BATCH) -> float:
+        """Return the peak bytes of tensors while a client trains or is tested, besides the model."""
+        training = self.train_nbytes + batch * self.train_nbytes_image
+        return max(training, self.test_nbytes + tests * self.test_nbytes_image)
 
 
 _known: dict[str, Footprint] = {}  # several runs in a process often differ only in their seed
@@ -109,25 +103,29 @@ def footprint(experiment: Experiment, net: Net, clients: Sequence[str], shape: t
         fewer = probe.test(2, fresh=True)
         kept = probe.worker.activations
         each = 0 if kept is None else kept.kept[:1].numel() * kept.kept.element_size()
-    epoch = Work((halves.macs - again.macs) / images, 0, (halves.fresh - again.fresh) / images)
-    if epoch.macs <= 0:  # the visit before did something once, such as FedALA's long first choice
-        epoch = Work(halves.macs / images / 2, 0, halves.fresh / images / 2)
-    step = max(0.0, (halves.ops - again.ops) * batch / 3 / images)  # 3 images / batch steps more
+    step = (halves.ops - again.ops) * batch / 3 / images  # 3 images / batch steps more
+    if step <= 0:
+        step = halves.ops / 8 * batch / images
+    made, holds = _per_image(again, halves, step, batch // 2)
+    whole, twice = again.macs / images, halves.macs / images
+    epoch = twice - whole if twice > whole else twice / 2  # FedALA's first choice is longer than all later ones
+    once = max(0.0, whole - epoch)
+    extra = Work((first.macs - again.macs) / images, 0, (first.fresh[-1] - again.fresh[-1]) / images)
+    untested = Work((tested.macs - cached.macs) / 4, 0, (tested.fresh[-1] - cached.fresh[-1]) / 4)
+    more = max(0.0, (tested.peak - fewer.peak) / 2)
     return Footprint(
         train_visit=Work(ops=max(0.0, again.ops - step * images / batch)),
         train_step=Work(ops=step),
-        train_image=Work(again.macs / images, 0, again.fresh / images).beyond(epoch),
-        train_image_epoch=epoch.beyond(Work()),
-        train_first=Work(first.macs / images, 0, first.fresh / images).beyond(
-            Work(again.macs / images, 0, again.fresh / images)
-        ),
+        train_image=Work(once, 0, made * once),
+        train_image_epoch=Work(epoch, 0, made * epoch),
+        train_first=extra.at_least_nothing(),
         test_visit=Work(ops=cached.ops),
-        test_image=Work(cached.macs / 4, 0, cached.fresh / 4),
-        test_first=Work((tested.macs - cached.macs) / 4, 0, (tested.fresh - cached.fresh) / 4).beyond(Work()),
-        train_nbytes=max(again.peak[True], halves.peak[True]),
-        train_nbytes_image=max(0.0, (max(again.peak[False], first.peak[False]) - halves.peak[False]) / (batch // 2)),
-        test_nbytes=tested.peak[True],
-        test_nbytes_image=max(0.0, (tested.peak[False] - fewer.peak[False]) / 2),
+        test_image=Work(cached.macs / 4, 0, cached.fresh[-1] / 4),
+        test_first=untested.at_least_nothing(),
+        train_nbytes=halves.peak,
+        train_nbytes_image=holds,
+        test_nbytes=max(0.0, fewer.peak - 2 * more),
+        test_nbytes_image=more,
         cached_nbytes=each,
     )
 
@@ -160,7 +158,6 @@ class _Probe:
             self.worker = Worker(self.experiment, net, dataset, self.partition(4), device)
         self.transport = InProcess(self.worker, ClientStore(folder, in_ram=True))
         self.server: Server = net.server(clients)
-        self.sizes = frozenset(k * weight.untyped_storage().nbytes() for weight in net.live.values() for k in (1, 2))
         self.number = 0
 
     def partition(self, tests: int, skip: int = 0) -> Partition:
@@ -178,7 +175,7 @@ class _Probe:
         self.worker.experiment = self.experiment.model_copy(update={"train": train})
         self.number = 1 if self.number == 0 else max(self.number + 1, self.rounds - 1)
         self.server = replace(self.server, round=self.number - 1)
-        plan, experiment, counter = self.net.plan, self.worker.experiment, _Counter(self.sizes)
+        plan, experiment, counter = self.net.plan, self.worker.experiment, _Counter()
         if isinstance(plan, SplitPlan):
             with counter:
                 loop = federate_split(self.net, self.server, LocalClients(self.net, self.transport), experiment, {})
@@ -192,7 +189,7 @@ class _Probe:
     def test(self, images: int, *, fresh: bool = False) -> "_Counter":
         """Test the client on so many images, which are others than before if they are to be `fresh`."""
         self.worker.partition = self.partition(images, skip=4 if fresh else 0)
-        plan, names, counter = self.net.plan, self.clients[:1], _Counter(self.sizes)
+        plan, names, counter = self.net.plan, self.clients[:1], _Counter()
         if isinstance(plan, SplitPlan):
             with counter:
                 here = LocalClients(self.net, self.transport)
@@ -223,46 +220,73 @@ class _Counted:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts multiply-adds, operations, and the bytes of live tensors that they make.
+    """Counts multiply-adds, operations, and the bytes of the tensors that they make, after each operation."""
 
-    Tensors as large as one of the weights are taken for copies, gradients or sums of weights, which do not grow with
-    the batch; sums have 8 bytes per number. Among the few images of a probe, nothing else would tell them apart.
-    """
-
-    def __init__(self, sizes: frozenset[int]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.sizes = sizes
-        self.macs, self.ops, self.fresh = 0.0, 0, 0
-        self.now, self.peak = [0, 0], [0, 0]  # of images, of weights
-        self.live: dict[int, tuple[int, bool]] = {}
+        self.now = 0
+        self.names: list[Any] = []
+        self.macs_after: list[float] = [0.0]
+        self.fresh: list[int] = [0]  # bytes of all tensors made so far
+        self.held: list[int] = [0]  # bytes of those that are still alive
+        self.live: dict[int, int] = {}
+
+    @property
+    def ops(self) -> int:
+        return len(self.names)
+
+    @property
+    def macs(self) -> float:
+        return self.macs_after[-1]
+
+    @property
+    def peak(self) -> int:
+        return max(self.held)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self.ops += 1
         count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.macs += count(*args, **kwargs, out_val=result) / 2
+        macs = count(*args, **kwargs, out_val=result) / 2 if count is not None else 0.0
         given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self.see(leaf.untyped_storage(), given)
+        fresh = sum(self.see(leaf.untyped_storage(), given) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        self.names.append(func)
+        self.macs_after.append(self.macs + macs)
+        self.fresh.append(self.fresh[-1] + fresh)
+        self.held.append(self.now)
         return result
 
-    def see(self, storage: Any, given: set[int]) -> None:
-        place, size = storage._cdata, storage.nbytes()
+    def see(self, storage: Any, given: set[int]) -> int:
+        """Return the bytes of a storage that nobody has seen yet, and watch when it is freed."""
+        place, size = storage._cdata, int(storage.nbytes())
         if place in self.live or place in given:
-            return
-        kind = size in self.sizes
-        self.live[place] = size, kind
-        self.fresh += 0 if kind else size
-        self.now[kind] += size
-        self.peak[kind] = max(self.peak[kind], self.now[kind])
+            return 0
+        self.live[place] = size
+        self.now += size
         weakref.finalize(storage, self.forget, place)
+        return size
 
     def forget(self, place: int) -> None:
-        size, kind = self.live.pop(place, (0, False))
-        self.now[kind] -= size
+        self.now -= self.live.pop(place, 0)
+
+
+def _per_image(larger: _Counter, smaller: _Counter, step: float, images: int) -> tuple[float, float]:
+    """Return the bytes that images make per multiply-add, and those that one more image of a batch holds at most.
+
+    Both visits do the same operations until the first ends its steps, with batches that differ by so many images: what
+    differs between them belongs to the images, and the rest to the weights. Where they part sooner, as with methods
+    that choose or draw, the first step after their first difference is compared.
+    """
+    ends = min(larger.ops, smaller.ops)
+    names = zip(larger.names, smaller.names, strict=False)
+    window = range(next((at for at, (a, b) in enumerate(names) if a is not b), ends) + 1)
+    if 3 * larger.macs_after[window[-1]] < larger.macs:
+        begin = next((at for at in range(ends) if larger.held[at] != smaller.held[at]), 0)
+        window = range(begin, min(ends, begin + max(1, round(step))) + 1)
+    holds = max(larger.held[at] - smaller.held[at] for at in window)
+    macs = larger.macs_after[window[-1]] - smaller.macs_after[window[-1]]
+    made = larger.fresh[window[-1]] - smaller.fresh[window[-1]]
+    return (max(0, made) / macs if macs > 0 else 0.0), max(0, holds) / images
 
 
 @contextmanager

@@ -1,14 +1,19 @@
 """How fast this kind of machine works: seconds per visit, step and image, from a table or from a measurement."""
 
-from dataclasses import dataclass
-from typing import Literal
+import json
+import platform
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
 from fedvit.core import tree
+from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import Net
 from fedvit.engine.probe import Footprint, Work
+from fedvit.engine.system import cores
 
 # Measured on one of two cores of an AMD EPYC with AVX2, in float32, with torch 2.15: `python -m benchmarks estimate`.
 SECONDS_PER_MAC = 1 / 30e9
@@ -45,9 +50,63 @@ class Rates:
     how: Literal["table", "measured"] = "table"
 
 
-def rates_for(experiment: Experiment, net: Net, found: Footprint, workers: int, shape: tuple[int, ...] = ()) -> Rates:
-    """Return how fast this experiment's work goes."""
+def rates_for(experiment: Experiment, net: Net, found: Footprint, workers: int) -> Rates:
+    """Return how fast this experiment's work goes: as `fedvit cost --calibrate` measured it, or by the table."""
+    kept = known_calibrations(calibration_file(experiment)).get(calibration_key(experiment, net.classes, workers))
+    if kept is not None and kept.keys() == {field.name for field in fields(Rates)}:
+        return Rates(**kept)
     return rates_by_table(experiment, net, found, workers)
+
+
+def calibration_file(experiment: Experiment) -> Path:
+    """Return where measurements are kept."""
+    return experiment.data.cache_folder / "calibration.json"
+
+
+def calibration_key(experiment: Experiment, classes: int, workers: int) -> str:
+    """Return what a measurement depends on."""
+    train, run = experiment.train, experiment.run
+    parts = {
+        "model": experiment.model.model_dump(mode="json", exclude={"weights", "pretrained", "fingerprint"}),
+        "method": experiment.method,
+        "tune": experiment.tune,
+        "train": [train.batch, train.optimizer, train.augment, train.compile],
+        "run": [run.threads, run.device, run.precision, workers],
+        "classes": classes,
+        "machine": [platform.node(), platform.machine(), cores(), torch.__version__],
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+def known_calibrations(file: Path) -> dict[str, dict[str, Any]]:
+    """Return everything that was measured before; an unreadable file counts as none."""
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def memory_mb(
+    experiment: Experiment,
+    net: Net,
+    found: Footprint,
+    rates: Rates,
+    workers: int,
+    clients: int,
+    images_nbytes: int,
+    cached_images: int,
+    tests: int = EVALUATION_BATCH,
+) -> float:
+    """Return the peak memory of all processes together: programs, models, images, what clients keep, and training."""
+    model = 2 * tree.nbytes(net.live)  # the module itself, and its initial weights
+    kept = clients * net.memory_nbytes + cached_images * found.cached_nbytes
+    working = found.working_nbytes(experiment.train.batch, tests)
+    if workers == 1:
+        return rates.main_mb + (model + working + images_nbytes + kept) / 1e6
+    messages = 4 * tree.nbytes(net.initial)
+    each = rates.worker_mb + (model + messages + working) / 1e6
+    return rates.main_mb + rates.spare_mb + workers * each + (model + messages + images_nbytes + kept) / 1e6
 
 
 def rates_by_table(experiment: Experiment, net: Net, found: Footprint, workers: int) -> Rates:

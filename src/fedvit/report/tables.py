@@ -182,6 +182,13 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
         table.add_row("the client's weights", units.nbytes(cost["client_weight_nbytes"]))
         for way, nbytes in cost["step_nbytes"].items():
             table.add_row(f"sent {way}, per step", units.nbytes(nbytes))
+    run = cost.get("run")
+    if run:
+        source = "measured here" if run["how"] == "measured" else "by a table; --calibrate measures"
+        table.add_row(f"the run: time, about ({source})", units.duration(60 * run["minutes"]))
+        processes = "1 process" if run["workers"] == 1 else f"{run['workers']} worker processes"
+        table.add_row(f"the run: memory of all processes, about ({processes})", units.memory(run["memory_mb"]))
+        table.add_row("the run: sent in all, with evaluation", units.nbytes(run["nbytes"]))
     return table
 
 

@@ -22,6 +22,7 @@ from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Partition
 from fedvit.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.engine.client_store import ClientStore
+from fedvit.engine.estimate import log_estimate
 from fedvit.engine.inprocess import InProcess
 from fedvit.engine.ledger import Ledger
 from fedvit.engine.loop import Round, evaluate, federate, reached, summarize
@@ -80,6 +81,7 @@ def run_rounds(
         run = begin_run(
             experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )
+        log_estimate(experiment, net, dataset, partition, workers, run.server.round)
         inner = InProcess(worker, store)
         transport: Transport = inner
         if workers > 1:
