@@ -15,7 +15,7 @@ from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of
 from fedvit.methods import METHODS, plan_of
 from fedvit.methods.tunes import SCRATCH_LR, TUNES, make_tune
-from fedvit.models.build import input_size
+from fedvit.models.build import check_patches, input_size
 from fedvit.models.groups import GROUPS, check_groups
 from fedvit.models.plugins.specs import KINDS
 from fedvit.split.plan import SplitPlan
@@ -105,6 +105,7 @@ def readable(problem: ValidationError) -> str:
 
 def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Experiment:
     """Fill in the defaults that depend on other values."""
+    check_patches(experiment.model)
     init = "random" if experiment.model.from_scratch else "zero"
     method, tune = (_resolved_init(table, init) for table in (experiment.method, experiment.tune))
     experiment = experiment.model_copy(update={"method": method, "tune": tune})
