@@ -24,8 +24,11 @@ def warn_of_model(name: str) -> None:
         )
 
 
-def warn_of_batch(experiment: Experiment, net: Net, partition: Partition) -> None:
-    """Warn about a batch that is larger than the training images of every client, or than the memory."""
+def warn_of_batch(experiment: Experiment, net: Net, partition: Partition, shape: tuple[int, ...]) -> None:
+    """Warn about a batch that is larger than the training images of every client, or than the memory.
+
+    `shape` is that of a stored image.
+    """
     batch, device = experiment.train.batch, experiment.run.devices[0]
     pooled = isinstance(net.plan, Plan) and net.plan.pooled
     sizes = {name: len(partition.clients[name].train) for name in partition.seen}
@@ -38,7 +41,8 @@ def warn_of_batch(experiment: Experiment, net: Net, partition: Partition) -> Non
         )  # fmt: skip
     images = min(batch, sum(sizes.values()) if pooled else sizes[largest])
     if device == "cpu" and images > LARGE_BATCH:
-        needed, free = training_nbytes(net, images), free_ram()
+        actual = experiment.model_copy(update={"train": experiment.train.model_copy(update={"batch": images})})
+        needed, free = training_nbytes(actual, net, partition.seen, shape), free_ram()
         if needed > free:
             log.warning(
                 "a batch of %d images needs about %.1f GB in one process, but %.1f GB are free: lower --batch",

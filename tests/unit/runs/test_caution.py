@@ -62,7 +62,7 @@ def test_a_batch_beyond_the_memory_is_warned_about(
     dataset, partition = load_data(experiment)
     net = make_net(experiment, dataset.classes, torch.device("cpu"))
     monkeypatch.setattr(caution, "free_ram", lambda: 10**6)
-    warn_of_batch(experiment, net, partition)
+    warn_of_batch(experiment, net, partition, dataset.images.shape[1:])
     assert "lower --batch" in caplog.text
 
 
