@@ -92,10 +92,7 @@ def words_of_search(rows: Sequence[Row], rates: Rates) -> str:
     return f"{len(rows)} row{'s' * (len(rows) != 1)} ({'; '.join(plans)})"
 
 
-def planned_rounds(rows: Sequence[Row], rates: Rates) -> int:
-    """Return the rounds that `search_rates` will train, unless it must look beyond its grid."""
+def planned_rounds(row: Row, rates: Rates) -> int:
+    """Return the rounds that `search_rates` will train for a row, unless it must look beyond its grid."""
     count = len(AUTO_FACTORS) if rates is None else len(set(rates))
-    return sum(
-        Schedule.short(row.first.train.rounds).rounds(count, planned=row.first.train.schedule in PLANNED)
-        for row in rows
-    )
+    return Schedule.short(row.first.train.rounds).rounds(count, planned=row.first.train.schedule in PLANNED)
