@@ -36,7 +36,8 @@ def run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected a run's or a comparison's folder, such as runs/NAME")
     if (folder / "run.toml").is_file():
-        return [folder]
+        alone = folder / LOCAL  # of `fedvit run --also local`
+        return [folder, alone] if (alone / "run.toml").is_file() else [folder]
     below = sorted(path.parent for depth in range(1, DEEPEST + 1) for path in folder.glob("*/" * depth + "run.toml"))
     if not below:
         raise UserError(
