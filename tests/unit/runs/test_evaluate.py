@@ -16,7 +16,7 @@ import fedvit
 from fedvit.core.files import csv_line
 from fedvit.runs.evaluate import Evaluation, evaluate
 from fedvit.runs.folder import Run
-from tests.conftest import finish
+from tests.conftest import finish, tiny
 from tests.unit.cli.test_command_line import call
 from tests.unit.runs.test_export import digits, small, written
 from tests.unit.runs.test_predict import save_images
@@ -214,6 +214,28 @@ def test_the_csv_of_predictions_has_no_formulas_either(
     status, _, message = call("predict", run.folder, "=cmd.png", "--client", "2", "--csv", "x.csv")
     assert status == 0, message
     assert Path("x.csv").read_text().splitlines()[1].startswith("'=cmd.png,")
+
+
+def test_images_that_the_run_trained_on_are_counted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for label in ("calm", "wild"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(20):
+            pixels = rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / label / f"{number}.png")
+    sets = {"data.cache": str(tmp_path / "cache"), "min_samples": 2}
+    experiment = tiny("fedavg", sets, data=str(tmp_path / "data"), clients=2, partition="iid", rounds=1)
+    run = Run(finish(experiment, tmp_path / "run"))
+    trained = sum(len(part["train"]) for part in run.split["clients"].values())
+    status, _, message = call("evaluate", run.folder, tmp_path / "data", "--client", "0")
+    assert status == 0, message
+    assert f"{trained} of 40 images were used in training" in message.replace("\n", " ")
+    for part in run.split["clients"].values():
+        for number in part["train"]:
+            (tmp_path / "data" / run.split["files"][number]).unlink()
+    status, _, message = call("evaluate", run.folder, tmp_path / "data", "--client", "0")
+    assert status == 0, message
+    assert "used in training" not in message
 
 
 def test_python_scores_a_loaded_model_too(run: Run, folder: Path, tmp_path: Path) -> None:
