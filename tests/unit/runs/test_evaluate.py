@@ -1,8 +1,10 @@
 """`fedvit evaluate` scores a folder with the run's own metrics, and says what it could not use."""
 
 import csv
+import io
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, roc_auc_score
 
 import fedvit
 from fedvit.core.files import csv_line
+from fedvit.report.evaluation import evaluation_tables
 from fedvit.runs.evaluate import Evaluation, evaluate
 from fedvit.runs.folder import Run
 from tests.conftest import finish, tiny
@@ -129,6 +133,20 @@ def test_the_terminal_shows_the_scores_and_the_matrix(run: Run, folder: Path) ->
     present = {path.name for path in folder.iterdir()}
     if len(present) < 10:
         assert "no images of" in message
+
+
+@pytest.mark.parametrize(
+    "names", [("normal", "pneumonia"), ("a very long name of a class", "another one just as long")]
+)
+def test_long_names_do_not_break_the_matrix(names: tuple[str, str]) -> None:
+    found = replace(answers([0, 1, 1], [[1.0, 0], [0, 1], [1, 0]]), classes=names)
+    console = Console(width=60, file=io.StringIO())
+    for table in evaluation_tables(found):
+        console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = [line for line in text[text.index("confusion") :].splitlines()[1:] if line.strip(" ─")]
+    assert len(lines) == 3, "a head and a line per class, none of them folded"
+    assert all(name in text for name in names)
 
 
 def test_files_that_cannot_be_read_are_listed_at_the_end(run: Run, folder: Path, tmp_path: Path) -> None:
