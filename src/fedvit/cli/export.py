@@ -64,8 +64,11 @@ def predict(
     Files that cannot be read are skipped and listed at the end, and the exit status is then 2.
     """
     with clear_errors(flags["debug"]):
+        from fedvit.core.files import check_writable
         from fedvit.runs.predict import model_of, predict_to
 
+        if table is not None:
+            check_writable(table.parent)
         unreadable = predict_to(out, model_of(source, client, server=server), images, top, table)
         if unreadable:
             raise UserError(f"{len(unreadable)} files could not be read: " + "; ".join(unreadable))

@@ -181,6 +181,14 @@ def clear_errors(debug: bool = False, quiet: bool = False) -> Iterator[None]:
             traceback.print_exc()
         err.print(f"[bold red]error:[/] {_escaped(str(problem))}", soft_wrap=True, highlight=False)
         raise typer.Exit(2) from None
+    except OSError as problem:
+        from fedvit.core.files import DISK, cannot_write
+
+        if debug or problem.errno not in DISK:
+            raise
+        told = cannot_write(problem.filename or "a file", problem)
+        err.print(f"[bold red]error:[/] {_escaped(str(told))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from None
     except KeyboardInterrupt:
         err.print("interrupted; --resume continues after the last finished round")
         raise typer.Exit(1) from None

@@ -3,13 +3,17 @@
 import inspect
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from fedvit.cli.flags import clear_errors, given, out, print_json, takes
+from fedvit.cli.flags import EXPERIMENT, clear_errors, given, out, print_json, takes
 from fedvit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fedvit.core.settings import Experiment
 
 
 def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
@@ -23,6 +27,28 @@ def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
         parameters = inspect.signature(function).parameters
         defaults = {key: parameter.default for key, parameter in parameters.items()}
         entries.append({"name": name, "summary": (text or "").strip().splitlines()[0], "options": defaults})
+    return [*entries, *outside_methods()] if kind == "methods" else entries
+
+
+def outside_methods() -> list[dict[str, Any]]:
+    """List the methods of other packages; one that cannot be used says why, and does not hide the others."""
+    from fedvit.methods import METHODS, find_method, plugins
+
+    entries = []
+    for name, points in plugins.found().items():
+        packages = ", ".join(plugins.package_of(point) for point in points)
+        entry: dict[str, Any] = {"name": name, "summary": "", "options": {}, "package": packages}
+        problem = plugins.clash(name, METHODS)
+        try:
+            if problem is not None:
+                raise UserError(problem)
+            function = find_method(name)
+            text = function.__doc__ or sys.modules[function.__module__].__doc__ or ""
+            options = {key: one.default for key, one in inspect.signature(function).parameters.items()}
+            entry |= {"summary": f"{(text.strip().splitlines() or [''])[0]} [{packages}]", "options": options}
+        except UserError as told:
+            entry |= {"summary": f"error: {told}", "error": str(told)}
+        entries.append(entry)
     return entries
 
 
@@ -38,30 +64,71 @@ def catalogue_tables() -> list[Table]:
         table.add_column("options (--set)")
         for entry in catalogue(kind):
             options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
-            table.add_row(entry["name"], entry["summary"], options)
+            table.add_row(entry["name"], escape(entry["summary"]), options)
         tables.append(table)
     return tables
 
 
-@takes("method", "tune", "model", "image_size", "patch_size", "batch", "sets", "debug")
+@takes(*EXPERIMENT, "workers", "sets", "debug")
 def cost(
+    experiment: Annotated[
+        Path | None, typer.Argument(metavar="[EXPERIMENT.toml]", help="Experiment file; flags override it.")
+    ] = None,
     *,
-    classes: Annotated[int, typer.Option(help="Number of classes.", min=1)] = 10,
+    classes: Annotated[int | None, typer.Option(help="Number of classes (default: those of the data).", min=1)] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure this machine for some seconds with this model, method, tune and batch on images of noise, and keep the result for later runs.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print exact integers as JSON.")] = False,
     **flags: Any,
 ) -> None:
-    """Show what a method sends, computes and stores, without training."""
+    """Show what a method sends, computes and stores, and what a run takes: minutes, memory, bytes. Trains nothing."""
     with clear_errors(flags["debug"]):
+        from fedvit.cli.estimate import estimate_of, size_for
         from fedvit.config.load import load_experiment, parse_sets
+        from fedvit.data.sources import is_known
         from fedvit.engine.cost import cost as costs
         from fedvit.report.tables import cost_table
 
-        experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
-        result = costs(experiment, classes)
+        settings = load_experiment(experiment, parse_sets(flags["sets"] or []), given(flags))
+        left_out = None
+        try:
+            size = size_for(settings)
+        except UserError as problem:
+            if not is_known(settings.data):
+                raise
+            size, left_out = None, str(problem)
+        number = classes or (size.classes if size else 10)
+        result = costs(settings, number)
+        if size is not None:
+            if calibrate:
+                _measure(settings, number, size.shape, flags["workers"])
+            result["run"] = estimate_of(settings, flags["workers"], number).to_json()
+        else:
+            result["run"] = None
         if as_json:
             print_json(result)
-        else:
-            out.print(cost_table(result, experiment.label, experiment.model.name))
+            return
+        out.print(cost_table(result, settings.label, settings.model.name))
+        if left_out is not None:
+            out.print(f"left out: minutes, memory and bytes of a run, because {left_out}", soft_wrap=True)
+
+
+def _measure(experiment: "Experiment", classes: int, shape: tuple[int, ...], workers: int | None) -> None:
+    """Measure this machine with as many processes as a run would use."""
+    import torch
+
+    from fedvit.cli.estimate import estimate_of
+    from fedvit.engine.calibrate import calibrate
+    from fedvit.engine.net import make_net
+
+    torch.set_num_threads(experiment.run.threads)
+    net = make_net(experiment, classes, torch.device(experiment.run.devices[0]))
+    calibrate(experiment, net, shape, estimate_of(experiment, workers, classes).workers)
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the methods as JSON, with every option and its default.")] = False) -> None:  # fmt: skip
@@ -75,17 +142,40 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the meth
             out.print(table)
 
 
-@takes("data_dir")
+@takes("data_dir", "sets", "debug")
 def datasets(
-    *, as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False, **flags: Any
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PATH]",
+            help="Check this folder, npz file or named dataset: read every image, and report what is bad.",
+        ),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list or the findings as JSON.")] = False,
+    **flags: Any,
 ) -> None:
-    """List all datasets by name and show which of them you have."""
-    with clear_errors():
-        from fedvit.core.settings import DataSettings
+    """List all datasets by name and show which of them you have, or check one of them.
+
+    The check counts images by site and class and names every file that cannot be read, class names that differ only in
+    case, spaces or separators, and images that are there twice. The exit status is 2 if something is bad.
+    """
+    with clear_errors(flags["debug"]):
+        from fedvit.cli.check import data_settings, end_if_bad, show
         from fedvit.data.sources import list_datasets
         from fedvit.report.tables import datasets_table
 
-        settings = DataSettings(dir=flags["data_dir"])
+        settings = data_settings(path, flags)
+        if path is not None:
+            from fedvit.data.check import check_source
+
+            found = check_source(settings)
+            if as_json:
+                print_json({"name": path, **found.to_json()})
+            else:
+                show(out, path, found)
+            end_if_bad(found, skip_bad=settings.skip_bad)
+            return
         entries = list_datasets(settings)
         if as_json:
             print_json(entries)
@@ -103,20 +193,39 @@ def partition(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the number of images per client and class as JSON.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Read every image of a folder and report what is bad.")
+    ] = True,
     **flags: Any,
 ) -> None:
-    """Show which client would own how many images of which class, without training."""
+    """Show which client would own how many images of which class, without training.
+
+    The files of a folder are checked as by `fedvit datasets PATH`, and the exit status is 2 if something is bad.
+    """
     with clear_errors(flags["debug"]):
+        from fedvit.cli.check import data_settings, end_if_bad, show
         from fedvit.config.load import load_experiment, parse_sets
+        from fedvit.core.files import check_writable
+        from fedvit.data.check import check_folder
         from fedvit.data.partition.split import partition_counts
-        from fedvit.data.sources import load_dataset
+        from fedvit.data.sources import load_dataset, locate
         from fedvit.engine.worker import load_data
         from fedvit.report.tables import split_table
 
         if picture is not None and (picture.suffix not in (".png", ".svg", ".pdf") or not picture.parent.is_dir()):
             raise UserError(f"--out expects a .png, .svg or .pdf file in a folder that exists, found {picture}")
-        experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
-        dataset = load_dataset(experiment.data, None)
+        if picture is not None:
+            check_writable(picture.parent)
+        settings = data_settings(flags["data"], flags, others=True)
+        place = locate(settings)
+        found = check_folder(place, settings) if check and place is not None and place.is_dir() else None
+        try:
+            experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
+            dataset = load_dataset(experiment.data, None)
+        except UserError:
+            if found is not None and not as_json:
+                show(out, settings.name, found)
+            raise
         _, partition = load_data(experiment, dataset)
         counts = partition_counts(dataset, partition)
         if picture is not None:
@@ -124,8 +233,13 @@ def partition(
 
             draw_split(counts, dataset.class_names, picture, f"{dataset.name}, {experiment.partition.name}")
         if as_json:
-            print_json({"hash": partition.to_json()["hash"], "class_names": dataset.class_names, "clients": counts})
+            content = {"hash": partition.to_json()["hash"], "class_names": dataset.class_names, "clients": counts}
+            print_json({**content, "check": found and found.to_json()})
         else:
             out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}"))
             if picture is not None:
                 out.print(f"picture: {picture}", soft_wrap=True, highlight=False)
+            if found is not None:
+                show(out, settings.name, found)
+        if found is not None:
+            end_if_bad(found, skip_bad=settings.skip_bad)

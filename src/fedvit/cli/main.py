@@ -1,7 +1,10 @@
 """The `fedvit` command with all its subcommands, which import torch only when they run, so that help is fast."""
 
+from typing import Annotated
+
 import typer
 
+from fedvit import __version__
 from fedvit.cli.export import evaluate, export, predict
 from fedvit.cli.inspect import cost, datasets, methods, partition
 from fedvit.cli.network import flower, split_client, split_server
@@ -24,6 +27,21 @@ for command in (
     split_server, split_client,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedvit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Take the options that come before any command."""
 
 
 def main() -> None:

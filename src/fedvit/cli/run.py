@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from fedvit.cli.doubts import show_doubts
+from fedvit.cli.estimate import foretold, say_of_rows
 from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, parse_seeds, takes
 from fedvit.cli.search import searched_rows
+from fedvit.cli.verdict import print_verdict
 from fedvit.core.errors import UserError
 from fedvit.engine.processes import prepare
 
@@ -31,7 +33,7 @@ def run(
     **flags: Any,
 ) -> None:
     """Train one method and record what every client gains from it."""
-    with clear_errors(flags["debug"], flags["quiet"]):
+    with clear_errors(flags["debug"], flags["quiet"]), foretold(show=not flags["quiet"]):
         prepare(flags["workers"] if engine == "local" else 1)
         from fedvit.config.load import parse_sets
         from fedvit.report.progress import Progress, SeenRound
@@ -92,7 +94,7 @@ def compare(
     **flags: Any,
 ) -> None:
     """Compare methods on the same data, partition and seeds, always with Local; finished rows are not run again."""
-    with clear_errors(flags["debug"], flags["quiet"]):
+    with clear_errors(flags["debug"], flags["quiet"]), foretold(show=False):
         import json
 
         prepare(flags["workers"])
@@ -114,6 +116,8 @@ def compare(
         folder = flags["out_dir"] or comparing.comparison_folder(table, {**sets, "--lr": asked} if by_search else sets)
         if by_search:
             table = searched_rows(table, rates, folder / "search", workers=flags["workers"], quiet=flags["quiet"])
+        if not flags["quiet"]:
+            say_of_rows(table, folder, flags["workers"])
         total = sum(experiment.train.rounds for row in table for experiment in row.experiments.values())
         with Progress(err, total, quiet=flags["quiet"]) as progress:
             for done in comparing.compare(table, folder, starter(progress, folder), flags["workers"]):
@@ -133,6 +137,7 @@ def compare(
         report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))
+            print_verdict(comparing.compared_rows(table, folder), folder / "sites.csv")
             out.print(
                 f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}\nreport: {report_at}",
                 soft_wrap=True,

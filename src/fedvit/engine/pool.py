@@ -27,7 +27,6 @@ from fedvit.engine.net import make_net
 from fedvit.engine.pool_size import EMPTY_IMAGE
 from fedvit.engine.processes import context_for
 from fedvit.engine.shared_memory import SharedBuffers, SharedMessage, map_of, open_map, shared_array
-from fedvit.engine.system import peak_rss_mb
 from fedvit.engine.transport import Task
 from fedvit.engine.worker import Worker
 
@@ -52,7 +51,6 @@ class _Done:
 
     up: SharedMessage | None = None
     memory: SharedMessage | None = None
-    peak_mb: float = 0.0  # the process's peak memory
     problem: str | None = None
     kind: Literal["mistake", "divergence", "bug"] = "bug"
 
@@ -85,7 +83,6 @@ class WorkerPool:
         self.home: dict[str, Connection] = {}  # where a client last ran: that process has its activations cached
         self.last: tuple[Any, bytes] | None = None  # the newest message
         self.holds: dict[Connection, bytes] = {}  # the message that each process has
-        self.peak_mb = 0.0  # the highest peak memory of any process
         for number in range(count):
             ours, theirs = context.Pipe()
             arguments = (
@@ -196,7 +193,6 @@ class WorkerPool:
                 raise kinds[done.kind](done.problem)
             assert done.up is not None
             rooms = self.rooms[ready]
-            self.peak_mb = max(self.peak_mb, done.peak_mb)
             kept = None if done.memory is None else rooms.kept.take(done.memory)
             answers[name] = Answer(rooms.up.take(done.up), kept)
             idle.append(ready)
@@ -261,7 +257,7 @@ def work(worker: Worker, rooms: SharedBuffers, job: Job, down: Payload) -> _Done
     if job.task == "evaluate":
         return _Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
     up, kept = worker.train(job.client, down, memory)
-    return _Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)), peak_rss_mb())
+    return _Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)))
 
 
 def _end_with_parent() -> None:

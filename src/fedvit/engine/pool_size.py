@@ -6,15 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedvit.core import tree
 from fedvit.core.errors import UserError
 from fedvit.core.settings import Experiment
-from fedvit.core.training import eval_mode
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Partition
 from fedvit.engine.net import Net
+from fedvit.engine.probe import footprint_of
 from fedvit.engine.system import cores, free_ram, free_shared_memory
 from fedvit.split.plan import SplitPlan
 
@@ -48,29 +47,17 @@ def number_of_workers(
         return 1
     fit = room
     if on_cpu:
-        fit = min(room, (free_ram() - in_memory) // 2 // training_nbytes(net, experiment.train.batch))
+        one = training_nbytes(experiment, net, partition.seen, tuple(dataset.images.shape[1:]))
+        fit = min(room, (free_ram() - in_memory) // 2 // one)
     if fit < most:
         log.info("memory allows %d of %d worker processes", max(1, fit), most)
     return int(max(1, min(most, fit)))
 
 
-def training_nbytes(net: Net, batch: int) -> int:
-    """Estimate the bytes of training in a process: weights, gradients, an optimizer's two sums, messages, a batch."""
-    ours = {tensor.untyped_storage().data_ptr() for tensor in net.live.values()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    for name, parameter in net.module.named_parameters():
-        parameter.requires_grad_(name in net.roles.trainable)
-    image = torch.zeros(1, 3, net.inputs.size, net.inputs.size)
-    with eval_mode(net.module), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = net.module(image)  # kept alive, so that no storage is reused
-    del logits
-    for_backward = sum(size for place, size in kept.items() if place not in ours)
-    return 2 * tree.nbytes(net.live) + 6 * tree.nbytes(net.initial) + batch * for_backward
+def training_nbytes(experiment: Experiment, net: Net, clients: Sequence[str], shape: tuple[int, ...]) -> int:
+    """Return the bytes of a process that acts as clients: its model twice, messages, and training or testing."""
+    working = footprint_of(experiment, net, clients, shape).working_nbytes(experiment.train.batch)
+    return round(2 * tree.nbytes(net.live) + 2 * tree.nbytes(net.initial) + working)
 
 
 EMPTY_IMAGE = np.zeros((1, 1, 1, 3), dtype=np.uint8)

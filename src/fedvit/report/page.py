@@ -12,11 +12,13 @@ from fedvit.core.files import write_text
 from fedvit.report.load import collect, differences
 from fedvit.report.sections.clients import clients
 from fedvit.report.sections.gains import gains
+from fedvit.report.sections.missing import missing
 from fedvit.report.sections.partition import partition
 from fedvit.report.sections.parts import Group
 from fedvit.report.sections.result import result
 from fedvit.report.sections.rounds import rounds
 from fedvit.report.sections.settings import commands, settings
+from fedvit.report.sections.sites import sites
 from fedvit.report.sections.table import table
 from fedvit.report.sections.times import times
 from fedvit.report.statistics import Row
@@ -27,9 +29,11 @@ _MARK = b'<meta name="generator" content="fedvit">'  # page.html.j2 writes it; i
 _SECTIONS: Sequence[tuple[str, str, str, Callable[[Group], object]]] = (
     ("result", "Result", "result", result),
     ("table", "Table", "table", table),
+    ("sites", "Every client under every row", "sites", sites),
     ("rounds", "Accuracy by round and by traffic", "rounds", rounds),
     ("gains", "Gain of every client over Local", "gains", gains),
     ("clients", "Every client", "clients", clients),
+    ("missing", "Who was missing", "missing", missing),
     ("split", "Who owns what", "partition", partition),
     ("time", "Where the time went", "times", times),
     ("settings", "Settings", "settings", settings),

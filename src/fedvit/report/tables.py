@@ -52,7 +52,7 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
             plus_minus(entry["mean"], entry["std"]),
             "-" if entry["seed_std"] is None else f"{entry['seed_std']:.1f}",
             "-" if local else f"{entry['gain_mean']:+.1f}",
-            "-" if local else f"{entry['hurt']:.1f}",
+            "-" if local else units.amount(entry["hurt"]),
             *([units.decimal(entry.get("auroc"))] if areas else []),
             units.nbytes((entry["nbytes_down"] or 0) + (entry["nbytes_up"] or 0)),
             units.duration(entry["seconds"]),
@@ -88,7 +88,7 @@ def report_table(rows: Sequence[Row]) -> Table:
             "-" if row.mean is None else plus_minus(row.mean, row.view("std")),
             units.percent(row.seed_std),
             gain,
-            "-" if row.hurt is None or row.method == LOCAL else f"{row.hurt:.1f}",
+            "-" if row.method == LOCAL else units.amount(row.hurt),
             *([units.decimal(row.view("auroc"))] if areas else []),
             units.nbytes(row.sent),
             units.duration(row.seconds),
@@ -182,6 +182,13 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
         table.add_row("the client's weights", units.nbytes(cost["client_weight_nbytes"]))
         for way, nbytes in cost["step_nbytes"].items():
             table.add_row(f"sent {way}, per step", units.nbytes(nbytes))
+    run = cost.get("run")
+    if run:
+        source = "measured here" if run["how"] == "measured" else "by a table; --calibrate measures"
+        table.add_row(f"the run: time, about ({source})", units.duration(60 * run["minutes"]))
+        processes = "1 process" if run["workers"] == 1 else f"{run['workers']} worker processes"
+        table.add_row(f"the run: memory of all processes, about ({processes})", units.memory(run["memory_mb"]))
+        table.add_row("the run: sent in all, with evaluation", units.nbytes(run["nbytes"]))
     return table
 
 

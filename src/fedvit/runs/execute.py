@@ -22,6 +22,7 @@ from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Partition
 from fedvit.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.engine.client_store import ClientStore
+from fedvit.engine.estimate import log_estimate
 from fedvit.engine.inprocess import InProcess
 from fedvit.engine.ledger import Ledger
 from fedvit.engine.loop import Round, evaluate, federate, reached, summarize
@@ -29,9 +30,10 @@ from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
 from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_split
-from fedvit.engine.system import free_ram, peak_rss_mb, reset_peak_rss
+from fedvit.engine.system import free_ram, peak_of_all_mb, reset_peak_rss
 from fedvit.engine.transport import Transport
 from fedvit.engine.worker import Worker, load_data
+from fedvit.runs.caution import warn_of_batch
 from fedvit.runs.doubts import AUTO, search_command
 from fedvit.runs.folder import STARTED, LocalBaseline, Run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
@@ -73,6 +75,7 @@ def run_rounds(
         dataset, partition = load_data(experiment, dataset)
         reading = time.perf_counter() - begin
         net = make_net(experiment, dataset.classes, device)
+        warn_of_batch(experiment, net, partition)
         workers = number_of_workers(workers, experiment, net, dataset, partition)
         worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
         store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))
@@ -80,9 +83,11 @@ def run_rounds(
         run = begin_run(
             experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )
+        log_estimate(experiment, net, dataset, partition, workers, run.server.round)
         inner = InProcess(worker, store)
-        pool = stack.enter_context(WorkerPool(inner, dataset, workers)) if workers > 1 else None
-        transport: Transport = pool or inner
+        transport: Transport = inner
+        if workers > 1:
+            transport = stack.enter_context(WorkerPool(inner, dataset, workers))
         test_samples = {name: len(partition.clients[name].test) for name in partition.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         if isinstance(net.plan, Plan):
@@ -95,7 +100,7 @@ def run_rounds(
             server = done.server
             yield done
         unseen = _evaluate_unseen(Run(folder), net, server, inner, partition) if partition.unseen else None
-        run.finish(local, unseen, pool.peak_mb if pool else 0.0)
+        run.finish(local, unseen)
 
 
 @dataclass(frozen=True)
@@ -163,11 +168,9 @@ class RunInProgress:
                 show(done.row, done.ledger.seconds)
                 yield done
 
-    def finish(
-        self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None, peak_mb: float = 0.0
-    ) -> None:
-        """Write summary.json; `peak_mb` is the highest peak memory of other processes that worked for the run."""
-        peak, seconds = max(peak_rss_mb(), peak_mb), self.setup + self.past.seconds
+    def finish(self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None) -> None:
+        """Write summary.json; its memory is that of this process and all that it started, which still exist."""
+        peak, seconds = peak_of_all_mb(), self.setup + self.past.seconds
         write_summary(Run(self.folder), self.experiment, self.net, self.past.rows, local, unseen, seconds, peak)
         found = Run(self.folder).summary["warnings"]
         for doubt in found:
@@ -247,6 +250,8 @@ def run_log() -> Iterator[Callable[[Path], None]]:
 
     def log_to(path: Path) -> None:
         file = logging.FileHandler(path)
+        # On a full disk, the next checkpoint ends the run with a message; a traceback for each line would hide it.
+        file.handleError = lambda record: None  # type: ignore[method-assign]
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         files.append(file)
         buffer.setTarget(file)

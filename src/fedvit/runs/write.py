@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
-from fedvit.core.files import read_lines, replacing, strict_json, write_json, write_text
+from fedvit.core.files import make_folder, read_lines, replacing, strict_json, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -46,7 +46,7 @@ def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, 
     if resume:
         check_same_partition(folder, description)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_text(folder / "run.toml", to_toml(experiment))
     text = json.dumps(description, allow_nan=False)  # one line, because it lists every image of every client
     write_text(folder / "split.json", f"{text}\n")
@@ -172,6 +172,7 @@ def keep_rounds(path: Path, last: int, experiment: Experiment | None = None) -> 
         for row in rows:
             if not is_evaluated(row["round"], experiment):
                 row.update(views=None, nbytes_evaluation=0)
+                row.pop("failures_evaluation", None)
     write_text(path, "".join(strict_json(row) + "\n" for row in rows))
     return rows
 

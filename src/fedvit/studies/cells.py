@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedvit.config.resolve import changed_settings, to_tables
+from fedvit.config.hashing import settings_hash
+from fedvit.config.resolve import changed_settings
 from fedvit.core.errors import UserError
 from fedvit.studies.cases import Case
 from fedvit.studies.definitions import Study
-from fedvit.studies.rows import Row, concerns, digest_of, resolve_seeds
+from fedvit.studies.rows import Row, concerns, resolve_seeds
 from fedvit.studies.small import has_weights
 
 Which = Literal["digits", "pretrained", "paper"]
@@ -87,10 +88,8 @@ def _refuse_equal_rows(cells: Sequence[Cell]) -> None:
 
 def study_folder(name: str, cells: Sequence[Cell]) -> Path:
     """Name one folder for all studies with the same settings, so that finished rows are found again."""
-    tables = [to_tables(cell.row.first) for cell in cells]
-    for table in tables:
-        table["run"].pop("seed")
-    return Path("runs") / f"study-{name}-{digest_of(tables)}"
+    digest = settings_hash(*(cell.row.first for cell in cells), without=("run.seed",))[:8]
+    return Path("runs") / f"study-{name}-{digest}"
 
 
 def unique_rows(cells: Sequence[Cell]) -> list[Row]:

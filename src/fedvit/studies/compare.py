@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.config.hashing import settings_hash
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import changed_settings, to_tables, versions
 from fedvit.config.tables import Tables, stack_tables
 from fedvit.core.errors import UserError
 from fedvit.core.files import write_json
 from fedvit.engine.loop import Round
-from fedvit.report.statistics import LOCAL
+from fedvit.report.load import rows_in
+from fedvit.report.sites import write_sites
+from fedvit.report.statistics import LOCAL, by_unit, count_hurt
+from fedvit.report.statistics import Row as ReportRow
 from fedvit.runs.folder import LocalBaseline, Run
-from fedvit.runs.write import gain_summary
-from fedvit.studies.rows import OnStart, Row, digest_of, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
+from fedvit.studies.rows import OnStart, Row, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
 
 
 def make_rows(
@@ -73,10 +76,8 @@ def _check_same_data(first: Row, row: Row) -> None:
 def comparison_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
     """Name one folder for all comparisons with the same settings, so that finished rows are found again."""
     experiment = rows[0].first
-    tables = to_tables(experiment)
-    tables["run"].pop("seed")
-    tables["method"] = {}
-    return Path("runs") / f"compare-{Path(experiment.data.name).stem}-{digest_of([tables, sets])}"
+    digest = settings_hash(experiment, without=("run.seed", "method"), more=sets)[:8]
+    return Path("runs") / f"compare-{Path(experiment.data.name).stem}-{digest}"
 
 
 def compare(
@@ -85,10 +86,16 @@ def compare(
     on_start: OnStart = lambda *_: None,
     workers: int | None = 1,
 ) -> Iterator[Round]:
-    """Run what is not finished, and write compare.json at the end."""
+    """Run what is not finished, and write compare.json and sites.csv at the end."""
     alone = local_row(rows)
     yield from run_rows(rows, folder, lambda row, _: None if row is alone else alone, on_start, workers)
     write_json(folder / "compare.json", [_entry(row, folder, alone) for row in rows])
+    write_sites(folder / "sites.csv", compared_rows(rows, folder))
+
+
+def compared_rows(rows: Sequence[Row], folder: Path) -> list[ReportRow]:
+    """Return the finished rows as the report sees them, without other rows that the folder may hold."""
+    return rows_in([run_of(folder, row, seed).folder for row in rows for seed in row.experiments])
 
 
 def local_row(rows: Sequence[Row]) -> Row:
@@ -96,23 +103,20 @@ def local_row(rows: Sequence[Row]) -> Row:
     return next(row for row in rows if row.is_local)
 
 
-def _gain(run: Run, alone: Run) -> Mapping[str, Any]:
-    """Return a run's gain over Local, measured here if the run was started on its own and does not know it."""
-    told: Mapping[str, Any] | None = run.summary["gain_over_local"]
-    if told is not None:
-        return told
-    local = LocalBaseline.of(alone)
-    clients = [{"gain": row["personal_accuracy"] - local.accuracy[row["client"]]} for row in run.clients]
-    return gain_summary(clients, local.schedule) or {}
+def _gains(run: Run, alone: Run) -> dict[str, float]:
+    """Return every client's gain over Local; a run that was started on its own does not know it."""
+    local = LocalBaseline.of(alone).accuracy
+    return {row["client"]: row["personal_accuracy"] - local[row["client"]] for row in run.clients}
 
 
 def _entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
-    """Make one row of compare.json, averaged over clients and then over seeds."""
+    """Make one row of compare.json, averaged over clients and then over seeds; gains are averaged over units."""
     seeds = list(row.experiments)
     summaries = [run_of(folder, row, seed).summary for seed in seeds]
-    views = [summary["views"]["personal"] for summary in summaries]
-    gains = [_gain(run_of(folder, row, seed), run_of(folder, alone, seed)) for seed in seeds]
-    first = summaries[0]
+    first, views = summaries[0], [summary["views"]["personal"] for summary in summaries]
+    gains = by_unit(
+        {seed: _gains(run_of(folder, row, seed), run_of(folder, alone, seed)) for seed in seeds}, first["partition"]
+    )
     areas = [view["auroc"] for view in views if "auroc" in view]
     return {
         "label": row.label,
@@ -124,8 +128,8 @@ def _entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
         "mean": mean_of(view["mean"] for view in views),
         "std": mean_of(view["std"] for view in views),
         "seed_std": float(np.std([view["mean"] for view in views])) if len(seeds) > 1 else None,
-        "gain_mean": mean_of(gain["mean"] for gain in gains),
-        "hurt": mean_of(gain["hurt"] for gain in gains),
+        "gain_mean": mean_of(gains.values()),
+        "hurt": count_hurt(gains),
         "nbytes_down": first["nbytes"]["down"],
         "nbytes_up": first["nbytes"]["up"],
         "seconds": mean_of(summary["seconds"] for summary in summaries),

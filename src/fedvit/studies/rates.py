@@ -1,15 +1,16 @@
 """Learning rates by search: `--lr auto` and `--lr a,b,c` of a run or a comparison."""
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedvit.config.resolve import to_tables
+from fedvit.config.hashing import settings_hash
 from fedvit.core.errors import UserError
 from fedvit.core.settings import PLANNED, Experiment
 from fedvit.engine.loop import Round
-from fedvit.studies.rows import OnStart, Row, digest_of
+from fedvit.studies.rows import OnStart, Row
 from fedvit.studies.search import LR, Schedule, Values, rounded, save_search, search
 
 AUTO = "auto"
@@ -26,6 +27,8 @@ def parse_rates(text: str | None) -> tuple[float | None, bool, Rates]:
         rates = [float(part) for part in text.split(",")]
     except ValueError as problem:
         raise UserError(f"--lr expects a number, several separated by commas, or auto, found {text!r}") from problem
+    if not all(0 < rate < math.inf for rate in rates):
+        raise UserError(f"--lr expects rates above 0, found {text!r}")
     return (rates[0], False, None) if len(rates) == 1 else (None, True, rates)
 
 
@@ -78,9 +81,8 @@ def search_rates(
 
 def rates_folder(row: Row, rates: Rates) -> Path:
     """Name one folder for all searches for this row's rate, so that finished runs are found again."""
-    tables = to_tables(row.first)
-    tables["train"].pop("lr")
-    return Path("runs") / f"search-{row.label}-{Path(row.first.data.name).stem}-{digest_of([tables, rates])}"
+    digest = settings_hash(row.first, without=("train.lr",), more=rates)[:8]
+    return Path("runs") / f"search-{row.label}-{Path(row.first.data.name).stem}-{digest}"
 
 
 def words_of_search(rows: Sequence[Row], rates: Rates) -> str:

@@ -4,8 +4,6 @@ A row has one experiment, and therefore one run, per seed. Finished runs do not 
 continue.
 """
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,11 +60,6 @@ def refuse_unused(paths: Iterable[str], rows: Sequence[Row]) -> None:
     unused = [path for path in paths if not any(concerns(path, row.first) for row in rows)]
     if unused:
         raise UserError(f"--set {unused[0]}: no row has this key")
-
-
-def digest_of(content: Any) -> str:
-    """Return eight characters that stand for these settings in the name of a folder."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def starter(progress: Progress, folder: Path) -> OnStart:

@@ -120,7 +120,8 @@ def carry_out(
     yield from tables.study_tables(content, plan.study, plan.title)
     for column, pick in content.get("chosen", {}).items():
         edge = f"; it is the {pick['at_edge']} value tried" if pick["at_edge"] else ""
-        yield f"{column}: {pick['row']}, chosen on val ({pick['val']:.1f} %), has {pick['accuracy']:.1f} % on test{edge}"
+        picked = f"{pick['row']}, chosen on val ({pick['val']:.1f} %)"
+        yield f"{column}: {picked}, has {pick['accuracy']:.1f} % on test{edge}"
     yield f"results: {folder / 'study.json'}\npicture: {folder / 'study.png'}"
 
 

@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedvit.config.hashing import settings_hash
 from fedvit.config.load import read_tables
-from fedvit.config.resolve import to_tables
 from fedvit.core.errors import UserError
 from fedvit.core.settings import PLANNED
 from fedvit.engine.loop import Round
 from fedvit.studies.compare import make_row
 from fedvit.studies.rates import auto_rates
-from fedvit.studies.rows import OnStart, Row, digest_of, refuse_unused
+from fedvit.studies.rows import OnStart, Row, refuse_unused
 from fedvit.studies.search import Found, Make, Schedule, Values, search
 
 
@@ -73,9 +73,9 @@ def prepare_searches(
 
 def search_folder(searches: Sequence[RowSearch]) -> Path:
     """Name one folder for all searches with the same settings, so that finished runs are found again."""
-    content = [[to_tables(one.row.first), one.over, one.schedule.rungs, list(one.row.experiments)] for one in searches]
-    name = Path(searches[0].row.first.data.name).stem
-    return Path("runs") / f"search-{name}-{digest_of(content)}"
+    more = [[one.over, one.schedule.rungs, list(one.row.experiments)] for one in searches]
+    digest = settings_hash(*(one.row.first for one in searches), more=more)[:8]
+    return Path("runs") / f"search-{Path(searches[0].row.first.data.name).stem}-{digest}"
 
 
 def run_searches(
