@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -222,6 +223,17 @@ def test_no_cell_of_a_csv_is_a_formula(run: Run, tmp_path: Path) -> None:
     assert call("evaluate", run.folder, tmp_path / "t", "--client", "2", "--csv", here)[0] == 0
     with here.open(newline="") as stream:
         assert [row["image"] for row in csv.DictReader(stream)] == ["1/-1.png", "1/=cmd.png"]
+
+
+def test_a_csv_names_files_whose_names_are_no_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t" / "1").mkdir(parents=True)
+    Image.fromarray(digits().images[0][..., 0]).save(tmp_path / "t" / "1" / "x.png")
+    name = os.fsdecode(b"caf\xe9.png")
+    (tmp_path / "t" / "1" / "x.png").rename(tmp_path / "t" / "1" / name)
+    here = tmp_path / "found.csv"
+    status, _, message = call("evaluate", run.folder, tmp_path / "t", "--client", "2", "--csv", here)
+    assert status == 0, message
+    assert b"1/caf\xe9.png,1," in here.read_bytes()
 
 
 def test_the_csv_of_predictions_has_no_formulas_either(
