@@ -2,6 +2,7 @@
 
 import typer
 
+from fedvit.cli.advise import advise
 from fedvit.cli.export import export, predict
 from fedvit.cli.inspect import cost, datasets, methods, partition
 from fedvit.cli.network import flower, split_client, split_server
@@ -18,7 +19,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, compare, report, cost, methods, datasets, partition, study, flower, export, predict, split_server, split_client,
+    run, compare, advise, report, cost, methods, datasets, partition, study, flower, export, predict, split_server, split_client,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 
