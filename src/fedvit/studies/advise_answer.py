@@ -165,7 +165,9 @@ def verdict(seen: Look, outcome: Outcome) -> str:
     """Say whether to federate at all, as far as the probe can tell."""
     chosen = outcome.chosen
     if chosen.method == LOCAL:
-        return "Training alone was clearly better than federating in the probe: we advise against federating here."
+        return (
+            "Training alone was better than federating in the probe, beyond doubt: we advise against federating here."
+        )
     alone = next((found for found in outcome.last.values() if found.label == LOCAL), None)
     mine = None if alone is None else _comparable(outcome, alone)
     if alone is None or mine is None:
@@ -214,9 +216,8 @@ def _doubts(seen: Look, outcome: Outcome, rounds: int) -> list[str]:
                 f"{', '.join(dict.fromkeys(level))}: the choice between them rests on measurements on other data"
             )
     if seen.too_large:
-        found.append(
-            f"{', '.join(seen.too_large)} was left out: it sends too much for {seen.question.link_mbit:g} Mbit/s"
-        )
+        link = f"{seen.question.link_mbit:g} Mbit/s"
+        found.append(f"not considered, because a round sends too much for {link}: {', '.join(seen.too_large)}")
     if profile.smallest < 20:
         found.append(f"the smallest client has {profile.smallest} training images: its own figure will be noise")
     return found

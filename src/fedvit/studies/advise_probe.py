@@ -19,7 +19,7 @@ from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
 from fedvit.engine.loop import Round
 from fedvit.methods import plan_of
-from fedvit.report.statistics import interval
+from fedvit.report.statistics import LOCAL, interval
 from fedvit.runs.folder import Run
 from fedvit.runs.resume import start_or_resume
 from fedvit.studies.advise_data import HELD_OUT
@@ -28,6 +28,7 @@ from fedvit.studies.advise_rules import Candidate
 ROWS, SHARE = 8, 0.2  # a probe costs at most this share of so many full runs
 CAUTION = 0.8  # of that, because set-up and scoring take time too
 FINALISTS = 2
+ALONE_MARGIN = 2.0  # points by which training alone must lead to be recommended
 MOST_ROUNDS = 12  # of a candidate; more would tell little more
 LOSSES = {"fed_rod": 2}  # methods that report the sum of several losses
 TRAINS_TO_TEST = ("fedavg_ft",)  # methods that train every client whenever they are scored
@@ -73,12 +74,12 @@ def plan_rungs(candidates: Sequence[Candidate], rounds: int, clients: int, cohor
         go_on = min(FINALISTS, count)
         fits = []
         for first in range(1, MOST_ROUNDS):
-            for last in range(first + 1, MOST_ROUNDS + 1):
+            for last in range(first + 1, min(MOST_ROUNDS, 3 * first) + 1):
                 spent = count * first + sum(tests) + go_on * (last - first) + sum(tests[:go_on])
                 if spent <= most:
                     fits.append(Rungs(count, first, last, rates=spent + last + tests[0] <= most))
         if fits:
-            return max(fits, key=lambda rungs: (2 * rungs.first + rungs.last, rungs.first))
+            return max(fits, key=lambda rungs: (rungs.last, rungs.first))
     return None
 
 
@@ -185,10 +186,10 @@ def difference(a: Probed, b: Probed) -> list[float]:
     return [a.accuracy[name] - b.accuracy[name] for name in a.accuracy if name in b.accuracy]
 
 
-def clearly_better(a: Probed, b: Probed) -> bool:
-    """Tell whether the 95 % interval of the paired difference lies above zero."""
+def clearly_better(a: Probed, b: Probed, by: float = 0.0) -> bool:
+    """Tell whether the 95 % interval of the paired difference lies above so many points."""
     found = interval(difference(a, b))
-    return found is not None and found[0] > 0
+    return found is not None and found[0] > by
 
 
 def learns(found: Probed, candidate: Candidate, classes: int) -> bool:
@@ -198,9 +199,13 @@ def learns(found: Probed, candidate: Candidate, classes: int) -> bool:
 
 
 def choose(candidates: Sequence[Candidate], found: Mapping[str, Probed], classes: int) -> Candidate:
-    """Keep the first candidate unless it does not learn or another one is clearly better."""
+    """Keep the first candidate unless it does not learn or another one is clearly better.
+
+    Training alone must be better by more than a margin: it leads in early rounds and falls behind later.
+    """
     sound = [c for c in candidates if learns(found[c.key], c, classes)] or list(candidates)
-    better = [c for c in sound[1:] if clearly_better(found[c.key], found[sound[0].key])]
+    margin = {c.key: ALONE_MARGIN if c.method == LOCAL else 0.0 for c in sound}
+    better = [c for c in sound[1:] if clearly_better(found[c.key], found[sound[0].key], margin[c.key])]
     return max(better, key=lambda c: found[c.key].mean, default=sound[0])
 
 

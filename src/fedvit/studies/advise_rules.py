@@ -101,7 +101,7 @@ EVIDENCE = (
         pretrained=True,
         classes=10,
         accuracy={
-            "fedavg_ft+bias": 77.2, "fed_rod+bias": 0.0, "fedavg_ft": 73.5, "fedper": 71.6, "fedavg+bias": 70.4,
+            "fedavg_ft+bias": 77.2, "fed_rod+bias": 73.1, "fedavg_ft": 73.5, "fedper": 71.6, "fedavg+bias": 70.4,
             "fedperfix": 68.0, "fedavg": 67.4, "fedrep": 66.9, "fedper+bias": 58.4, "local": 46.1,
         },
     ),
@@ -147,8 +147,8 @@ def evidence_for(profile: Profile) -> list[Evidence]:
 
 
 METHOD_REASONS = {
-    "fedavg_ft": "each client fine-tunes the common model to its own images before using it, so that it suits its own mix "
-    "of classes, and a client that never took part is served as well",
+    "fedavg_ft": "each client fine-tunes the common model on its own images before using it, so that it suits its own "
+    "mix of classes, and a client that never took part is served as well",
     "fed_rod": "a shared head learns all classes evenly and a personal head corrects it, so that a client with one "
     "frequent class does not spoil the common model",
     "fedrep": "from random weights, what clients share is the body, and a head of their own keeps label skew out of it",

@@ -155,6 +155,10 @@ def test_the_favourite_stays_unless_another_is_clearly_better() -> None:
     base = [50.0, 60.0, 70.0, 80.0]
     unclear = {FIRST.key: probed(FIRST, base), SECOND.key: probed(SECOND, [90.0, 50.0, 80.0, 75.0])}
     assert choose([FIRST, SECOND], unclear, 10) is FIRST
+    alone = {FIRST.key: probed(FIRST, base), ALONE.key: probed(ALONE, [x + 1.5 + x / 1000 for x in base])}
+    assert choose([FIRST, ALONE], alone, 10) is FIRST  # training alone leads early, so it needs a margin
+    alone[ALONE.key] = probed(ALONE, [x + 4 + x / 1000 for x in base])
+    assert choose([FIRST, ALONE], alone, 10) is ALONE
     clear = {**unclear, SECOND.key: probed(SECOND, [x + 6 + x / 100 for x in base])}
     assert choose([FIRST, SECOND], clear, 10) is SECOND
 
