@@ -45,7 +45,7 @@ OPEN = {  # what holds for every file of a paper; docs/experiments.md says more
 
 
 # The twins. On pre-trained weights the momentum is that of experiments/small and the rates lie within those tried there
-# (results/small/rates.json); experiments/choose_rates.py can choose them anew.
+# (results/small/rates.json); `fedvit search` can choose them anew.
 
 ALONE = {"local": method("local", lr=0.001)}
 FORK = {"apfl": fedperfix.OWN["apfl"][0]}

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from fedvit.runs.export import Exported, Format
     from fedvit.runs.folder import Run
     from fedvit.runs.predict import Prediction
+    from fedvit.studies.comparison import Comparison
 
 __all__ = [
-    "FROZEN", "PERSONAL", "SHARED", "Client", "Payload", "Plan", "UserError", "descend", "everything", "export",
-    "head", "load_model", "load_run", "predict", "run",
+    "FROZEN", "PERSONAL", "SHARED", "Client", "Payload", "Plan", "UserError", "compare", "descend", "everything",
+    "export", "head", "load_model", "load_run", "predict", "run",
 ]  # fmt: skip
 __version__ = "0.1.0"
 
@@ -112,6 +113,40 @@ def run(
         pass
     write_report([folder], folder / "report.html")
     return Run(folder, own, dataset)
+
+
+def compare(
+    *rows: str | Path,
+    seeds: Sequence[int] = (0, 1, 2),
+    experiment: str | Path | None = None,
+    out: str | Path | None = None,
+    workers: int = 1,
+    settings: dict[str, Any] | None = None,
+    **flags: Any,
+) -> "Comparison":
+    """Compare methods on the same data, partition and seeds as `fedvit compare` does, always with Local.
+
+    A row is a METHOD, a METHOD+TUNE or an experiment file. `experiment` is the command's `--from`, the file that all
+    rows start from; `settings` are its `--set` options by path; all other keyword arguments are its flags. `lr` may be
+    a list of rates or "auto": each row then gets the best of them on validation images. Finished rows in the folder
+    `out` are not run again.
+
+    With `workers` above 1, call this under `if __name__ == "__main__":`, because it starts processes.
+    """
+    from fedvit.config.load import FLAGS
+    from fedvit.core.errors import UserError, nearest
+    from fedvit.studies.comparison import run_comparison
+
+    known = [name for name in FLAGS if name not in ("method", "seed")]
+    unknown = [flag for flag in flags if flag not in known]
+    if unknown:
+        raise TypeError(f"fedvit.compare has no argument {unknown[0]!r}; {nearest(unknown[0], known)}")
+    if not rows:
+        raise UserError("name at least one row to compare, such as fedvit.compare('fedavg', 'fedper+bias')")
+    base = Path(experiment) if experiment is not None else None
+    place = Path(out) if out is not None else None
+    numbers = list(dict.fromkeys(seeds))
+    return run_comparison([str(row) for row in rows], numbers, base, place, workers, settings or {}, flags)
 
 
 def load_run(

@@ -6,8 +6,8 @@ import sys
 import fedvit
 
 PUBLIC = {
-    "run", "load_run", "load_model", "predict", "export", "Plan", "Payload", "Client", "descend", "PERSONAL", "SHARED",
-    "FROZEN", "everything", "head", "UserError",
+    "run", "compare", "load_run", "load_model", "predict", "export", "Plan", "Payload", "Client", "descend", "PERSONAL",
+    "SHARED", "FROZEN", "everything", "head", "UserError",
 }  # fmt: skip
 
 

@@ -1,4 +1,8 @@
-"""Generate docs/commands.md from the commands themselves: `python -m fedvit.cli.docs > docs/commands.md`."""
+"""Generate the pages of the reference from the code itself.
+
+python -m fedvit.cli.docs > docs/commands.md
+python -m fedvit.cli.docs settings > docs/settings.md
+"""
 
 import inspect
 import sys
@@ -62,4 +66,6 @@ def _cell(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(markdown())
+    from fedvit.cli.settings_page import settings_markdown
+
+    sys.stdout.write(settings_markdown() if sys.argv[1:] == ["settings"] else markdown())

@@ -1,11 +1,11 @@
-"""Commands that use a trained model: export and predict."""
+"""Commands that use a trained model: export, predict and evaluate."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedvit.cli.flags import clear_errors, out, takes
+from fedvit.cli.flags import clear_errors, err, out, print_json, takes
 from fedvit.core.errors import UserError
 
 
@@ -64,8 +64,74 @@ def predict(
     Files that cannot be read are skipped and listed at the end, and the exit status is then 2.
     """
     with clear_errors(flags["debug"]):
+        from fedvit.core.files import check_writable
         from fedvit.runs.predict import model_of, predict_to
 
+        if table is not None:
+            check_writable(table.parent)
         unreadable = predict_to(out, model_of(source, client, server=server), images, top, table)
         if unreadable:
             raise UserError(f"{len(unreadable)} files could not be read: " + "; ".join(unreadable))
+
+
+@takes("debug")
+def evaluate(
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="Exported model, or folder of a run.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with one subfolder of images per class.")],
+    *,
+    client: Annotated[
+        str | None, typer.Option(metavar="NAME", help="If MODEL is a run: use the model of this client.")
+    ] = None,
+    server: Annotated[bool, typer.Option("--server", help="If MODEL is a run: use the server's model.")] = False,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER=CLASS,...", help="Class that a subfolder stands for, where its name is not the class's."
+        ),
+    ] = None,
+    skip_unknown: Annotated[
+        bool, typer.Option("--skip-unknown", help="Leave out subfolders that are no class of the model.")
+    ] = False,
+    table: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Also write one line per image, with every class's probability."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
+    **flags: Any,
+) -> None:
+    """Score a model on a folder of labeled images: accuracy, balanced accuracy, AUROC and confusion matrix.
+
+    Files that cannot be read are skipped and listed at the end, and the exit status is then 2.
+    """
+    with clear_errors(flags["debug"]):
+        from fedvit.core.files import write_csv
+        from fedvit.report.evaluation import evaluation_tables
+        from fedvit.runs.evaluate import evaluate as score
+        from fedvit.runs.predict import model_of
+
+        if table is not None and (table.is_dir() or not table.parent.is_dir()):
+            raise UserError(f"--csv expects a file in a folder that exists, found {table}")
+        names = _class_names(classes)
+        found = score(model_of(source, client, server=server), folder, names, skip_unknown=skip_unknown)
+        if table is not None:
+            write_csv(table, found.csv_lines())
+        if as_json:
+            print_json(found.to_json())
+        else:
+            for one in evaluation_tables(found):
+                out.print(one)
+            if table is not None:
+                out.print(f"{found.images} images: {table}", soft_wrap=True, highlight=False, markup=False)
+        for words, left in (("no images of", found.absent), ("skipped folders", found.skipped)):
+            if left:
+                err.print(f"{words}: {', '.join(left)}", soft_wrap=True, highlight=False, markup=False)
+        if found.unreadable:
+            raise UserError(f"{len(found.unreadable)} files could not be read: " + "; ".join(found.unreadable))
+
+
+def _class_names(text: str | None) -> dict[str, str]:
+    """Read FOLDER=CLASS pairs that are separated by commas."""
+    pairs = [pair.partition("=") for pair in text.split(",")] if text else []
+    if not all(folder.strip() and equals and name.strip() for folder, equals, name in pairs):
+        raise UserError(f"--classes expects FOLDER=CLASS pairs separated by commas, found {text!r}")
+    return {folder.strip(): name.strip() for folder, _, name in pairs}

@@ -67,8 +67,11 @@ class Flags:
     epochs: Annotated[int | None, typer.Option(help="Number of local epochs per round (default: 2).")] = None
     batch: Annotated[int | None, typer.Option(help="Batch size (default: 32).")] = None
     lr: Annotated[
-        float | None,
-        typer.Option(help="Learning rate (default: the tune's published rate, or a fifth of it for Adam and AdamW)."),
+        str | None,
+        typer.Option(
+            metavar="RATE",
+            help="Learning rate (default: the tune's published rate, or a fifth of it for Adam and AdamW). In `run` and `compare`, several rates separated by commas, or `auto`, are searched on validation images, for each row by itself.",
+        ),
     ] = None
     seed: Annotated[
         int | None,
@@ -136,7 +139,23 @@ def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 def given(values: dict[str, Any]) -> dict[str, Any]:
     """Pick the experiment's flags out of a command's arguments."""
-    return {name: values[name] for name in Flags.__annotations__ if name in values}
+    found = {name: values[name] for name in Flags.__annotations__ if name in values}
+    if found.get("lr") is not None:
+        try:
+            found["lr"] = float(found["lr"])
+        except ValueError as problem:
+            raise UserError(
+                f"--lr expects a number here, found {found['lr']!r}; `fedvit search`, `fedvit compare` and `fedvit run` "
+                "search for a rate"
+            ) from problem
+    return found
+
+
+def parse_seeds(text: str) -> list[int]:
+    try:
+        return list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError as problem:
+        raise UserError(f"--seeds expects whole numbers separated by commas, found {text!r}") from problem
 
 
 @contextmanager
@@ -150,6 +169,7 @@ def clear_errors(debug: bool = False, quiet: bool = False) -> Iterator[None]:
     shown = logging.StreamHandler()
     shown.setLevel(logging.ERROR if quiet else logging.WARNING)
     shown.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    shown.addFilter(lambda record: not hasattr(record, "after_the_table"))
     package = logging.getLogger("fedvit")
     package.addHandler(shown)
     try:
@@ -160,6 +180,14 @@ def clear_errors(debug: bool = False, quiet: bool = False) -> Iterator[None]:
 
             traceback.print_exc()
         err.print(f"[bold red]error:[/] {_escaped(str(problem))}", soft_wrap=True, highlight=False)
+        raise typer.Exit(2) from None
+    except OSError as problem:
+        from fedvit.core.files import DISK, cannot_write
+
+        if debug or problem.errno not in DISK:
+            raise
+        told = cannot_write(problem.filename or "a file", problem)
+        err.print(f"[bold red]error:[/] {_escaped(str(told))}", soft_wrap=True, highlight=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         err.print("interrupted; --resume continues after the last finished round")

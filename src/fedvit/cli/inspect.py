@@ -76,17 +76,40 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the meth
             out.print(table)
 
 
-@takes("data_dir")
+@takes("data_dir", "sets", "debug")
 def datasets(
-    *, as_json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False, **flags: Any
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PATH]",
+            help="Check this folder, npz file or named dataset: read every image, and report what is bad.",
+        ),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the list or the findings as JSON.")] = False,
+    **flags: Any,
 ) -> None:
-    """List all datasets by name and show which of them you have."""
-    with clear_errors():
-        from fedvit.core.settings import DataSettings
+    """List all datasets by name and show which of them you have, or check one of them.
+
+    The check counts images by site and class and names every file that cannot be read, class names that differ only in
+    case, spaces or separators, and images that are there twice. The exit status is 2 if something is bad.
+    """
+    with clear_errors(flags["debug"]):
+        from fedvit.cli.check import data_settings, end_if_bad, show
         from fedvit.data.sources import list_datasets
         from fedvit.report.tables import datasets_table
 
-        settings = DataSettings(dir=flags["data_dir"])
+        settings = data_settings(path, flags)
+        if path is not None:
+            from fedvit.data.check import check_source
+
+            found = check_source(settings)
+            if as_json:
+                print_json({"name": path, **found.to_json()})
+            else:
+                show(out, path, found)
+            end_if_bad(found, skip_bad=settings.skip_bad)
+            return
         entries = list_datasets(settings)
         if as_json:
             print_json(entries)
@@ -104,20 +127,39 @@ def partition(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the number of images per client and class as JSON.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="Read every image of a folder and report what is bad.")
+    ] = True,
     **flags: Any,
 ) -> None:
-    """Show which client would own how many images of which class, without training."""
+    """Show which client would own how many images of which class, without training.
+
+    The files of a folder are checked as by `fedvit datasets PATH`, and the exit status is 2 if something is bad.
+    """
     with clear_errors(flags["debug"]):
+        from fedvit.cli.check import data_settings, end_if_bad, show
         from fedvit.config.load import load_experiment, parse_sets
+        from fedvit.core.files import check_writable
+        from fedvit.data.check import check_folder
         from fedvit.data.partition.split import partition_counts
-        from fedvit.data.sources import load_dataset
+        from fedvit.data.sources import load_dataset, locate
         from fedvit.engine.worker import load_data
         from fedvit.report.tables import split_table
 
         if picture is not None and (picture.suffix not in (".png", ".svg", ".pdf") or not picture.parent.is_dir()):
             raise UserError(f"--out expects a .png, .svg or .pdf file in a folder that exists, found {picture}")
-        experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
-        dataset = load_dataset(experiment.data, None)
+        if picture is not None:
+            check_writable(picture.parent)
+        settings = data_settings(flags["data"], flags, others=True)
+        place = locate(settings)
+        found = check_folder(place, settings) if check and place is not None and place.is_dir() else None
+        try:
+            experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
+            dataset = load_dataset(experiment.data, None)
+        except UserError:
+            if found is not None and not as_json:
+                show(out, settings.name, found)
+            raise
         _, partition = load_data(experiment, dataset)
         counts = partition_counts(dataset, partition)
         if picture is not None:
@@ -125,8 +167,13 @@ def partition(
 
             draw_split(counts, dataset.class_names, picture, f"{dataset.name}, {experiment.partition.name}")
         if as_json:
-            print_json({"hash": partition.to_json()["hash"], "class_names": dataset.class_names, "clients": counts})
+            content = {"hash": partition.to_json()["hash"], "class_names": dataset.class_names, "clients": counts}
+            print_json({**content, "check": found and found.to_json()})
         else:
             out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}"))
             if picture is not None:
                 out.print(f"picture: {picture}", soft_wrap=True, highlight=False)
+            if found is not None:
+                show(out, settings.name, found)
+        if found is not None:
+            end_if_bad(found, skip_bad=settings.skip_bad)

@@ -1,13 +1,18 @@
 """The `fedvit` command with all its subcommands, which import torch only when they run, so that help is fast."""
 
+from typing import Annotated
+
 import typer
 
+from fedvit import __version__
 from fedvit.cli.advise import advise
-from fedvit.cli.export import export, predict
+from fedvit.cli.export import evaluate, export, predict
 from fedvit.cli.inspect import cost, datasets, methods, partition
 from fedvit.cli.network import flower, split_client, split_server
 from fedvit.cli.report import report
 from fedvit.cli.run import compare, run, study
+from fedvit.cli.search import search
+from fedvit.cli.table import table
 from fedvit.engine.processes import end_at_once
 
 app = typer.Typer(
@@ -19,9 +24,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, compare, advise, report, cost, methods, datasets, partition, study, flower, export, predict, split_server, split_client,
+    run, compare, search, advise, report, table, cost, methods, datasets, partition, study, flower, export, predict,
+    evaluate, split_server, split_client,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fedvit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Take the options that come before any command."""
 
 
 def main() -> None:

@@ -34,10 +34,12 @@ def report(
     with clear_errors(debug, quiet):
         from fedvit.report.page import write_report
         from fedvit.report.tables import report_table
+        from fedvit.report.verdict import headline
 
         file = file or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
         groups = write_report(folders, file, target)
         if not quiet:
             for rows in groups:
                 out.print(report_table(rows))
+                out.print(headline(rows), highlight=False, markup=False)
         out.print(f"report: {file}", soft_wrap=True, highlight=False)

@@ -6,7 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, takes
+from fedvit.cli.doubts import show_doubts
+from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, parse_seeds, takes
+from fedvit.cli.search import searched_rows
+from fedvit.cli.verdict import print_verdict
 from fedvit.core.errors import UserError
 from fedvit.engine.processes import prepare
 
@@ -37,11 +40,20 @@ def run(
         from fedvit.runs.folder import Run
         from fedvit.runs.resume import settle, start_or_resume
         from fedvit.runs.tracking import sent_in
+        from fedvit.studies.rates import parse_rates, rates_folder
+        from fedvit.studies.rows import Row
 
         sets = parse_sets(flags["sets"] or [])
+        flags["lr"], by_search, rates = parse_rates(flags["lr"])
         settings, folder = settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
         if engine not in ("local", "flower"):
             raise UserError(f"--engine expects local or flower, found {engine!r}")
+        if by_search:
+            row = Row(settings.label, {settings.run.seed: settings})
+            place = flags["out_dir"] / "search" if flags["out_dir"] else rates_folder(row, rates)
+            (row,) = searched_rows([row], rates, place, workers=flags["workers"], quiet=flags["quiet"])
+            flags["lr"] = row.first.train.lr
+            settings, folder = settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
         steps: Iterator[SeenRound]
         if engine == "flower":
             from fedvit.network.flower.trial import start_or_resume_trial
@@ -60,6 +72,7 @@ def run(
             out.print(summary_table(Run(folder).summary))
             out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
             out.print(f"results: {folder}\nreport: {report_at}", soft_wrap=True, highlight=False)
+            show_doubts([Run(folder)], searched=by_search)
 
 
 @takes(*EXPERIMENT, *COMMON)
@@ -88,27 +101,23 @@ def compare(
         from fedvit.report.plots import draw_comparison
         from fedvit.report.progress import Progress
         from fedvit.report.tables import comparison_table
-        from fedvit.runs.tracking import sent_in
         from fedvit.studies import compare as comparing
-        from fedvit.studies.rows import run_of
+        from fedvit.studies.rates import parse_rates
+        from fedvit.studies.rows import run_of, starter
 
         if flags["method"] is not None:
             raise UserError("in a comparison the rows name the methods: leave out --method")
-        numbers = _parse_seeds(seeds, flags["seed"])
+        numbers = _seeds_of(seeds, flags["seed"])
         sets = parse_sets(flags["sets"] or [])
+        asked = flags["lr"]
+        flags["lr"], by_search, rates = parse_rates(asked)
         table = comparing.make_rows(rows, numbers, base, sets, given(flags))
-        folder = flags["out_dir"] or comparing.comparison_folder(table, sets)
+        folder = flags["out_dir"] or comparing.comparison_folder(table, {**sets, "--lr": asked} if by_search else sets)
+        if by_search:
+            table = searched_rows(table, rates, folder / "search", workers=flags["workers"], quiet=flags["quiet"])
         total = sum(experiment.train.rounds for row in table for experiment in row.experiments.values())
         with Progress(err, total, quiet=flags["quiet"]) as progress:
-            steps = comparing.compare(
-                table,
-                folder,
-                lambda row, seed, done: progress.start(
-                    f"{row.label}, seed {seed}", done, sum(map(sent_in, run_of(folder, row, seed).rounds))
-                ),
-                flags["workers"],
-            )
-            for done in steps:
+            for done in comparing.compare(table, folder, starter(progress, folder), flags["workers"]):
                 progress.step(done)
         entries = json.loads((folder / "compare.json").read_text())
         if save is not None:
@@ -125,11 +134,13 @@ def compare(
         report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(comparison_table(entries, title))
+            print_verdict(comparing.compared_rows(table, folder), folder / "sites.csv")
             out.print(
                 f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}\nreport: {report_at}",
                 soft_wrap=True,
                 highlight=False,
             )
+            show_doubts([run for several in runs.values() for run in several], searched=by_search)
 
 
 def _draw_choices(folder: Path) -> None:
@@ -151,13 +162,10 @@ def write_report_of(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def _parse_seeds(text: str, single: int | None) -> list[int]:
+def _seeds_of(text: str, single: int | None) -> list[int]:
     if single is not None:
         raise UserError("compare takes --seeds, such as --seeds 0,1,2, not --seed")
-    try:
-        return list(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError as problem:
-        raise UserError(f"--seeds expects whole numbers separated by commas, found {text!r}") from problem
+    return parse_seeds(text)
 
 
 @takes(*(name for name in EXPERIMENT if name != "seed"), *COMMON)

@@ -1,6 +1,6 @@
 """Convert uint8 images in memory to normalized batches, with operations on whole tensors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,6 +76,11 @@ def crop(images: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.stack([image[row : row + height, column : column + width] for image, row, column in windows])
 
 
+def shrinks(sides: Sequence[int], inputs: InputSettings) -> bool:
+    """Return whether images of this height and width are made smaller, which takes smoothing."""
+    return max(sides) > inputs.size
+
+
 def prepare(images: Tensor, inputs: InputSettings, *, as_bytes: bool = False) -> Tensor:
     """Convert uint8 (batch, height, width, 1 or 3) to normalized float (batch, 3, size, size); gray becomes color.
 
@@ -84,8 +89,8 @@ def prepare(images: Tensor, inputs: InputSettings, *, as_bytes: bool = False) ->
     x = images.permute(0, 3, 1, 2)
     if x.shape[-2:] != (inputs.size, inputs.size):
         x = x if as_bytes and x.device.type == "cpu" else x.float()
-        shrinks = max(x.shape[-2:]) > inputs.size
-        x = F.interpolate(x, (inputs.size, inputs.size), mode="bilinear", antialias=shrinks)
+        smooth = shrinks(x.shape[-2:], inputs)
+        x = F.interpolate(x, (inputs.size, inputs.size), mode="bilinear", antialias=smooth)
     mean, std = (255 * torch.tensor(three, device=x.device) for three in (inputs.mean, inputs.std))
     x = x.float()
     if x.shape[1] == 1:

@@ -12,6 +12,10 @@ class PublicError(UserError):
     """A mistake whose message reveals nothing about a site's files or images, so the server may show it."""
 
 
+class DivergedError(PublicError):
+    """Training left the numbers that a computer can hold, most often because of a learning rate that is too large."""
+
+
 def hint(word: str, valid: Iterable[str]) -> str:
     """Suggest the closest valid word, if one is close."""
     close = difflib.get_close_matches(word, sorted(valid), n=1, cutoff=0.5)

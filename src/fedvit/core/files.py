@@ -1,11 +1,15 @@
-"""Write files completely or not at all: atomic writes, strict JSON and lines that survive a kill."""
+"""Write files completely or not at all: atomic writes, strict JSON, safe CSV and lines that survive a kill."""
 
+import csv
+import errno
 import hashlib
+import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -27,7 +31,7 @@ def finite(content: Any) -> Any:
 
 def append_line(path: Path, row: Mapping[str, Any], *, sync: bool = True) -> None:
     """Append one JSON object as a line, on disk before the checkpoint that relies on it; `sync=False` if none does."""
-    with path.open("a") as stream:
+    with writing(path), path.open("a") as stream:
         stream.write(strict_json(row) + "\n")
         if sync:
             stream.flush()
@@ -55,16 +59,82 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a partial file and rename it when the block ends, so that readers see the old file or the new one."""
     partial = path.with_name(path.name + ".partial")
     try:
-        yield partial
-        partial.replace(path)
+        with writing(path):
+            yield partial
+            partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
 
 
 def write_text(path: Path, text: str, *, errors: str | None = None) -> None:
     """Write a text file atomically."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", errors=errors)
+
+
+# A disk that is full, read-only or not ours is the user's to repair.
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EIO)
+
+
+def cannot_write(path: object, problem: OSError) -> UserError:
+    """Return the error for a file or folder that cannot be written: what failed, why, and what to do."""
+    if problem.errno in FULL:
+        advice = "free some space there, then repeat the command, with --resume to continue a run"
+    else:
+        advice = "choose another place, or change its permissions"
+    return UserError(f"{path} cannot be written ({problem.strerror or problem}): {advice}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Report a failure to write this file as a user's mistake, without a traceback."""
+    try:
+        yield
+    except OSError as problem:
+        raise cannot_write(path, problem) from problem
+
+
+def make_folder(folder: Path) -> None:
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Raise an error if no file can be created in this folder, which need not exist yet; call it before long work."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    with writing(folder), tempfile.TemporaryFile(dir=place) as stream:
+        stream.write(b"0")
+        stream.flush()
+
+
+def csv_line(cells: Sequence[Any]) -> str:
+    """Return one line of a CSV file that a spreadsheet may open: no text in it is taken for a formula."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow([_no_formula(cell) for cell in cells])
+    return line.getvalue()
+
+
+def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> int:
+    """Write lines as they arrive, the header first, and return how many follow it; the file appears at the end."""
+    count = -1
+    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as stream:
+        for cells in lines:
+            stream.write(csv_line(cells))
+            count += 1
+    return count
+
+
+def _no_formula(cell: Any) -> Any:
+    """Put an apostrophe before a text that a spreadsheet would calculate; numbers stay numbers."""
+    if isinstance(cell, int | float):
+        return cell
+    text = str(cell)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 class Version(TypedDict):
@@ -77,7 +147,7 @@ class Version(TypedDict):
 def write_bytes(folder: Path, file: str, blob: bytes) -> Version:
     """Write a file atomically, and wait until it is on disk."""
     path = folder / file
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with replacing(path) as partial, partial.open("wb") as stream:
         stream.write(blob)
         stream.flush()

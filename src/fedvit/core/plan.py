@@ -100,12 +100,13 @@ class Plan:
         report: Returns a client's message to the server, from the weights at the start and at the end.
         aggregate: Returns the server's new state from the reports of the sampled clients.
         views: Returns the models by which a client is evaluated, by name; "personal" is the client's own.
-        weighting: How much a client counts in means: by its training images, or equally; `train.weighting` overrides it.
+        weighting: How much a client counts in means: by its training images, or equally; `train.weighting` overrides.
         trains: Who trains in each round: the sampled clients, every client, or a single owner of all data ("pooled").
         check: Raises an error if the model is unsuitable.
         choice: The layers among which each client chooses those that stay its own, if the method does this.
         not_between_sites: Why the method's messages must not cross a network, or None.
         remembers: For `fedvit cost`: the trees that a client keeps besides its personal weights.
+        loss_terms: How many losses, each as large as a cross-entropy, the training loss sums up; 1 for FedAvg.
         passes: For `fedvit cost`: the training passes per image and epoch; 1 for FedAvg.
         costs: For `fedvit cost`: any other figures of the method, by name.
     """
@@ -126,6 +127,7 @@ class Plan:
     choice: LayerChoice | None = None
     not_between_sites: str | None = None
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
+    loss_terms: int = 1
     passes: Callable[[int], float] = lambda epochs: 1.0
     costs: Callable[[Client], Mapping[str, Any]] = lambda client: {}
 

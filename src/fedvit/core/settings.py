@@ -38,20 +38,39 @@ class Table(BaseModel):
 class DataSettings(Table):
     """Where the images come from."""
 
-    name: str = "digits"  # a known name, an npz file or a folder
-    dir: Path | None = None  # default: the environment variable FEDVIT_DATA
-    layout: Literal["auto", "class", "domain", "site", "tiny_imagenet"] = "auto"  # how a folder is organized
-    site: str | None = None  # the name of the one owner of a folder with the layout class/image
-    class_names: str | None = None  # of a folder, joined by commas, if not every site has every class
-    size: Count | None = None  # pixels at which a folder's images are stored; default: the model's input size
-    cache: Path | None = None  # where decoded images are kept; default: the user's cache folder
-    download: bool = False  # let torchvision download missing files
-    skip_bad: bool = False  # skip files that cannot be read
-    samples: Count | None = None  # keep this many images, the same number of every class
-    test: Annotated[float, Field(gt=0, lt=1)] = 0.25  # fraction held out for testing if the source has no test set
-    val: Share = 0.0  # fraction of each client's training images held out for validation
-    unseen: Annotated[int, Field(ge=0)] = 0  # clients that never train and are scored separately
-    auroc: bool | None = None  # also measure AUROC; default: for two classes and for MedMNIST
+    name: str = Field(default="digits", description="A known name, an npz file or a folder.")
+    dir: Path | None = Field(
+        default=None,
+        description="Folder that holds datasets and weights; default: the environment variable FEDVIT_DATA.",
+    )
+    layout: Literal["auto", "class", "domain", "site", "tiny_imagenet"] = Field(
+        default="auto", description="How a folder is organized."
+    )
+    site: str | None = Field(default=None, description="Name of the one owner of a folder with the layout class/image.")
+    class_names: str | None = Field(
+        default=None, description="Classes of a folder, joined by commas, if not every site has every class."
+    )
+    size: Count | None = Field(
+        default=None, description="Pixels at which a folder's images are stored; default: the model's input size."
+    )
+    cache: Path | None = Field(
+        default=None, description="Where decoded images are kept; default: the user's cache folder."
+    )
+    download: bool = Field(default=False, description="Let torchvision download missing files.")
+    skip_bad: bool = Field(default=False, description="Skip files that cannot be read, and name them in a warning.")
+    samples: Count | None = Field(
+        default=None, description="Keep this many images, the same number of every class; default: all."
+    )
+    test: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.25, description="Fraction held out for testing if the source has no test set."
+    )
+    val: Share = Field(default=0.0, description="Fraction of each client's training images held out for validation.")
+    unseen: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="Number of clients that never train and are scored separately."
+    )
+    auroc: bool | None = Field(
+        default=None, description="Also measure AUROC; default: for two classes and for MedMNIST."
+    )
 
     @property
     def folder(self) -> Path | None:
@@ -78,24 +97,52 @@ class DataSettings(Table):
 class PartitionSettings(Table):
     """How the images are partitioned among clients."""
 
-    name: str | None = None  # default: site for folders of sites, otherwise dirichlet
-    clients: Count | None = None  # default: the number of sites or domains, otherwise 24
-    alpha: Positive = 0.3
-    classes: Count = 2  # pathological: classes per client
-    level: Annotated[float, Field(ge=0, le=100)] = 80.0  # dh: percent of heterogeneity
-    min_samples: Count | None = None  # default: min(batch / data.test, images / clients / 2)
+    name: str | None = Field(
+        default=None,
+        description="Rule of the partition (see data.md); default: site for folders of sites, otherwise dirichlet.",
+    )
+    clients: Count | None = Field(
+        default=None, description="Number of clients; default: the number of sites or domains, otherwise 24."
+    )
+    alpha: Positive = Field(
+        default=0.3,
+        description="Concentration of dirichlet and dirichlet_train: the smaller, the more the clients differ.",
+    )
+    classes: Count = Field(default=2, description="Classes per client under the rule pathological.")
+    level: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=80.0, description="Percent of heterogeneity under the rule dh."
+    )
+    min_samples: Count | None = Field(
+        default=None,
+        description="Fewest images of a client; default: train.batch / data.test, but at most half an equal share.",
+    )
 
 
 class ModelSettings(Table):
-    """What is trained. A size of None means the model's own size."""
+    """What is trained."""
 
-    name: str = "vit_micro"
-    image_size: Count | None = None
-    patch_size: Count | None = None
-    weights: Path | None = None
-    pretrained: bool = False
-    groups: dict[str, list[str]] | None = None  # layer groups besides the built-in ones: name -> paths of modules
-    fingerprint: str | None = None  # of the initial weights of a module from Python
+    name: str = Field(
+        default="vit_micro",
+        description="vit_micro, a ViT or DeiT of timm, resnet18, resnet50, resnet50_gn or shufflenet_v2_x0_5.",
+    )
+    image_size: Count | None = Field(
+        default=None, description="Height and width of the input images in pixels; default: the model's own."
+    )
+    patch_size: Count | None = Field(
+        default=None, description="Height and width of a patch in pixels; default: the model's own."
+    )
+    weights: Path | None = Field(
+        default=None,
+        description="Start from the pre-trained weights in this .safetensors file; default: random weights.",
+    )
+    pretrained: bool = Field(default=False, description="Start from the pre-trained weights on timm's hub.")
+    groups: dict[str, list[str]] | None = Field(
+        default=None, description="Layer groups besides the built-in ones: for each name, the paths of its modules."
+    )
+    fingerprint: str | None = Field(
+        default=None,
+        description="Hash of the initial weights of a module from Python; a run writes it, you do not set it.",
+    )
 
     @property
     def from_scratch(self) -> bool:
@@ -105,35 +152,72 @@ class ModelSettings(Table):
 class TrainSettings(Table):
     """How the model is trained."""
 
-    rounds: Count = 16
-    cohort: Count | None = None  # default: all clients, at most 8
-    epochs: Count = 2
-    batch: Count = 32
-    lr: Positive | None = None  # default: the tune's published learning rate for SGD, a fifth of it for Adam(W)
-    optimizer: Literal["sgd", "adam", "adamw"] | None = None  # default: adamw from scratch, sgd on pre-trained weights
-    momentum: Share = 0.0
-    weight_decay: NotNegative = 0.0
-    schedule: Literal["constant", "cosine", "step", "exp"] = "constant"
-    decay: Annotated[float, Field(gt=0, le=1)] | None = None  # factor of step (0.1) and exp (0.99 per round)
-    weighting: Literal["samples", "equal"] | None = None  # default: the method's
-    dropout: Share = 0.0  # probability that a sampled client fails
-    augment: Literal["none", "flip", "crop"] = "none"
-    compile: bool = False  # use torch.compile for training; changes the rounding of results
+    rounds: Count = Field(default=16, description="Number of rounds.")
+    cohort: Count | None = Field(
+        default=None, description="Number of clients sampled per round; default: all clients, at most 8."
+    )
+    epochs: Count = Field(default=2, description="Number of local epochs per round.")
+    batch: Count = Field(default=32, description="Batch size.")
+    lr: Positive | None = Field(
+        default=None,
+        description="Learning rate; default: the tune's published rate for SGD, a fifth of it for Adam and AdamW.",
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] | None = Field(
+        default=None,
+        description="Optimizer; default: adam for split learning, adamw from scratch, sgd on pre-trained weights.",
+    )
+    momentum: Share = Field(default=0.0, description="Momentum of sgd.")
+    weight_decay: NotNegative = Field(default=0.0, description="Weight decay of the optimizer.")
+    schedule: Literal["constant", "cosine", "step", "exp"] = Field(
+        default="constant", description="How the learning rate changes over the rounds."
+    )
+    decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Factor of the schedules step and exp; default: 0.1 for step, 0.99 per round for exp."
+    )
+    weighting: Literal["samples", "equal"] | None = Field(
+        default=None,
+        description="Weights of the clients in the mean: by their training images, or equal; default: the method's.",
+    )
+    dropout: Share = Field(default=0.0, description="Probability that a sampled client fails.")
+    augment: Literal["none", "flip", "crop"] = Field(
+        default="none", description="Random changes of training images: none, a horizontal flip, or a flip and a crop."
+    )
+    compile: bool = Field(
+        default=False, description="Use torch.compile for training, which changes the rounding of results."
+    )
 
 
 class RunSettings(Table):
     """How the experiment is run and measured."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
-    eval_every: Annotated[int, Field(ge=0)] | None = None  # 0: only after the last round
-    evaluate: Literal["after", "in_round"] = "after"  # in_round: before aggregation, as in FedPerfix's code
-    before_after: bool = False  # add two views: before and after one local training
-    until_accuracy: Annotated[float, Field(gt=0, le=100)] | None = None
-    track: Literal["tensorboard"] | None = None  # write scalars to it during the run
-    threads: Count = 1
-    precision: Literal["fp32", "bf16"] = "fp32"
-    device: str = "auto"
-    cache_mb: Annotated[int, Field(ge=0)] | None = None  # for activations of frozen layers; default: 1/4 of free RAM
+    seed: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="Random seed of the partition, the initial weights, the client sampling and the order of images.",
+    )
+    eval_every: Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="Rounds between evaluations, 0: only after the last one; default: 1 for up to 100 clients, else 0.",
+    )
+    evaluate: Literal["after", "in_round"] = Field(
+        default="after",
+        description="When clients are tested: after aggregation, or in_round, before it, as in FedPerfix's code.",
+    )
+    before_after: bool = Field(default=False, description="Add two views: before and after one local training.")
+    until_accuracy: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        default=None,
+        description="Stop once the mean personal accuracy reaches this many percent; default: run all rounds.",
+    )
+    track: Literal["tensorboard"] | None = Field(
+        default=None, description="Write scalars to this tracker during the run."
+    )
+    threads: Count = Field(
+        default=1, description="CPU threads per process; their number changes the order of floating-point sums."
+    )
+    precision: Literal["fp32", "bf16"] = Field(default="fp32", description="Floating-point precision.")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:0, or several devices, such as cuda:0,1.")
+    cache_mb: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="Memory for activations of frozen layers, in MB; default: a quarter of the free RAM."
+    )
 
     @property
     def devices(self) -> list[str]:
@@ -173,8 +257,8 @@ class Experiment(Table):
     partition: PartitionSettings = PartitionSettings()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
-    method: dict[str, Any] = {"name": "fedavg"}  # the name, and the arguments of its plan
-    tune: dict[str, Any] = {"name": "full"}
+    method: dict[str, Any] = Field(default={"name": "fedavg"}, description="The method's name, and its options.")
+    tune: dict[str, Any] = Field(default={"name": "full"}, description="The tune's name, and its options.")
     run: RunSettings = RunSettings()
     _own: FromPython = PrivateAttr(default_factory=FromPython)
     _made: Made = PrivateAttr(default_factory=Made)

@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from fedvit.core import randomness
 from fedvit.core.batches import Batch
 from fedvit.core.client import Client, LocalSettings, Predictor
-from fedvit.core.errors import PublicError
+from fedvit.core.errors import DivergedError
 from fedvit.core.tree import Tree
 
 Named = Mapping[str, nn.Parameter]
@@ -248,7 +248,7 @@ def _check_finite(client: Client, end: Tree) -> None:
     what = f"training loss of client {client.id} became {loss}"
     if math.isfinite(loss):
         what = f"weights of client {client.id} became infinite or not a number"
-    raise PublicError(
-        f"the {what} in round {client.round}; try a smaller --lr (now {settings.lr:g})"
-        f"{', or --precision fp32' if settings.precision != 'fp32' else ''}. The last checkpoint is still good."
+    raise DivergedError(
+        f"the {what} in round {client.round}; try a smaller --lr (now {settings.lr:g}), or search for one with --lr "
+        f"auto{', or --precision fp32' if settings.precision != 'fp32' else ''}. The last checkpoint is still good."
     )

@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +22,12 @@ CHUNK = 4096
 
 
 class Entry(NamedTuple):
-    """A source's images, which of its files could be read, and what the decoder noted about them."""
+    """A source's images, which of its files could be read, what the decoder noted, and what is wrong with the rest."""
 
     images: NDArray[np.uint8]
     good: NDArray[np.bool_]
     about: Any
+    complaints: Sequence[str] = ()
 
 
 class UnreadableError(Exception):
@@ -52,7 +53,10 @@ def images(
         try:
             meta = json.loads((entry / "meta.json").read_text())
             # Read-only and shared, so that the images may take more space than there is memory.
-            found = Entry(np.load(entry / "images.npy", mmap_mode="r"), np.load(entry / "good.npy"), meta["about"])
+            told = [text for _, text in meta["complaints"]]
+            found = Entry(
+                np.load(entry / "images.npy", mmap_mode="r"), np.load(entry / "good.npy"), meta["about"], told
+            )
             break
         except (OSError, ValueError, KeyError) as problem:
             if attempt:
@@ -65,7 +69,7 @@ def images(
 
 
 def _complaint(complaints: list[Any]) -> str:
-    return f"{min(complaints)[1]}; use --set data.skip_bad=true to skip such files"
+    return f"{min(complaints)[1]}; `fedvit datasets PATH` lists all bad files, and --set data.skip_bad=true skips them"
 
 
 def build(

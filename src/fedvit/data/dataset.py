@@ -34,6 +34,7 @@ class Dataset:
     sites: Labels | None = None  # the domain or site of each image
     site_names: tuple[str, ...] = ()
     fingerprint: str = ""  # of the images; if empty, computed from the array
+    files: tuple[str, ...] = ()  # the name of each image's file below a folder; empty for other sources
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):

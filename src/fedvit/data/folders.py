@@ -1,6 +1,7 @@
 """Image folders: class/image, site/class/image, domain/class/image, train and test, and Tiny-ImageNet's own layout."""
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from fedvit.data.cache import UnreadableError
 
 Layout = Literal["auto", "class", "domain", "site", "tiny_imagenet"]
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"))
+MOST_PIXELS = 89_478_485  # of an image; PIL warns of more, which may be a small file made to fill the memory
+warnings.filterwarnings("ignore", "Image size .* could be decompression bomb")  # it is an error here
 TRAIN, TEST, VAL = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 
 
@@ -94,18 +97,19 @@ def place(parts: tuple[str, ...], root: Path, layout: Layout) -> _Place:
 
 def site_names(root: Path, layout: Layout) -> tuple[str, ...]:
     """Return the domains or sites below a folder; there are none if classes come first."""
-    if layout in ("class", "tiny_imagenet") or _is_tiny_imagenet(root):
+    if layout in ("class", "tiny_imagenet") or is_tiny_imagenet(root):
         return ()
     return tuple(sorted({g for leaf in leaves(root) if (g := place(leaf.parts, root, layout).site) is not None}))
 
 
-def _is_tiny_imagenet(root: Path) -> bool:
+def is_tiny_imagenet(root: Path) -> bool:
+    """Return whether a folder has the files that only Tiny-ImageNet has."""
     return (root / "wnids.txt").is_file() and (root / "train").is_dir()
 
 
 def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
     """Find every image file with its class, site and part."""
-    if layout == "tiny_imagenet" or (layout == "auto" and _is_tiny_imagenet(root)):
+    if layout == "tiny_imagenet" or (layout == "auto" and is_tiny_imagenet(root)):
         return _scan_tiny_imagenet(root)
     placed = [
         (leaf.folder, place(leaf.parts, root, layout), [leaf.folder / name for name in leaf.files])
@@ -165,7 +169,7 @@ def _agreed_classes(
 
 def _scan_tiny_imagenet(root: Path) -> _Scan:
     """Find train/WNID/images/* and, as test set, val/images/* with val_annotations.txt, or val/WNID/*."""
-    if not _is_tiny_imagenet(root):
+    if not is_tiny_imagenet(root):
         raise UserError(f"{root} does not have Tiny-ImageNet's layout: expected wnids.txt, train/ and val/")
     ids = (root / "wnids.txt").read_text().split()
     numbers = {name: label for label, name in enumerate(ids)}
@@ -221,15 +225,22 @@ def decode(file: Path, size: tuple[int, int], modes: Counter[str]) -> NDArray[np
     from PIL import Image, UnidentifiedImageError
 
     try:
+        if file.exists() and not file.is_file():  # opening a pipe would wait for ever
+            raise UnreadableError(f"{file} is not a regular file")
         with Image.open(file) as opened:
             image: Image.Image = opened
-            if 0 in image.size:
-                raise UnreadableError(f"{file} has a size of {image.size[0]} x {image.size[1]}")
+            width, height = image.size
+            if width * height == 0:
+                raise UnreadableError(f"{file} has a size of {width} x {height}")
+            if width * height > MOST_PIXELS:
+                raise UnreadableError(
+                    f"{file} has {width} x {height} pixels, over {MOST_PIXELS // 10**6} million: shrink it"
+                )
             if image.mode == "F":
                 raise UnreadableError(f"{file} has float pixels of unknown range: convert it to 8 or 16 bits")
             mode = "grey" if image.mode in ("1", "L", "LA") or image.mode.startswith("I") else "colour"
             if image.mode.startswith("I"):  # PIL would clip 16-bit values at 255 instead of scaling them
-                image = Image.fromarray((np.asarray(image, dtype=np.int64).clip(0, 65535) // 257).astype(np.uint8))
+                image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
             colour = image.convert("RGB")
         if colour.size != size:
             colour = colour.resize(size, Image.Resampling.BILINEAR)
@@ -237,6 +248,10 @@ def decode(file: Path, size: tuple[int, int], modes: Counter[str]) -> NDArray[np
         return np.asarray(colour, dtype=np.uint8)
     except UnreadableError:
         raise
+    except Image.DecompressionBombError as problem:
+        raise UnreadableError(
+            f"{file} has too many pixels, over {MOST_PIXELS // 10**6} million: shrink it"
+        ) from problem
     except UnidentifiedImageError as problem:
         raise UnreadableError(f"{file} is not an image") from problem
     except Exception as problem:  # whatever a decoder raises, the file is at fault

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import zipfile
 import zlib
 from collections import Counter
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import DataSettings
@@ -19,6 +21,7 @@ from fedvit.data.torchvision_sets import TORCHVISION, class_names, from_torchvis
 
 log = logging.getLogger(__name__)
 MEDMNIST = tuple(medmnist.CLASSES)
+NAMED = 20  # skipped files that a warning names
 
 
 def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
@@ -26,7 +29,7 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
 
     Without a size a folder's images are not read, which is enough to see who would own what.
     """
-    name, path = settings.name, _locate(settings)
+    name, path = settings.name, locate(settings)
     if name == "digits":
         whole = load_digits()
     elif name in TORCHVISION:
@@ -40,7 +43,7 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
     return whole
 
 
-def _locate(settings: DataSettings) -> Path | None:
+def locate(settings: DataSettings) -> Path | None:
     """Return the folder or npz file that `data.name` means: the path as given, or inside the data folder."""
     if settings.name == "digits" or settings.name in TORCHVISION:
         return None
@@ -70,7 +73,7 @@ def sites_of(settings: DataSettings) -> tuple[str, ...]:
     """Return the domains or sites of a folder without reading its images; any other source has none."""
     if settings.site is not None:
         return (settings.site,)
-    path = _locate(settings)
+    path = locate(settings)
     return folders.site_names(path, settings.layout) if path is not None and path.is_dir() else ()
 
 
@@ -104,8 +107,13 @@ def digits_from_sklearn() -> tuple[np.ndarray, np.ndarray]:
 def from_npz(path: Path) -> Dataset:
     """Load MedMNIST's npz layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
     try:
+        _check_claims(path)
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files}
+    except MemoryError as problem:
+        raise UserError(
+            f"{path} does not fit in memory: keep fewer images in it, or use a folder of images"
+        ) from problem
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as problem:
         raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
     needed = ("train_images", "train_labels", "test_images", "test_labels")
@@ -125,6 +133,24 @@ def from_npz(path: Path) -> Dataset:
     numbers = np.concatenate(labels)
     names = class_names(arrays.get("class_names"), numbers, path)
     return Dataset(path.stem, join_parts(images, path), numbers, names, np.concatenate(tests))
+
+
+def _check_claims(path: Path) -> None:
+    """Raise an error for arrays that claim more numbers than the file has, or than fit in memory."""
+    free = psutil.virtual_memory().available
+    with zipfile.ZipFile(path) as archive:
+        for member in (one for one in archive.infolist() if one.filename.endswith(".npy")):
+            with archive.open(member) as stream:
+                major, _ = np.lib.format.read_magic(stream)
+                if major > 2:  # numpy writes it only for field names that are not Latin
+                    continue
+                header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+                shape, _, kind = header(stream)
+            claimed = 0 if kind.hasobject else math.prod(shape) * kind.itemsize
+            if claimed > member.file_size:
+                raise ValueError(f"{member.filename} claims the shape {shape}, but has only {member.file_size:,} bytes")
+            if claimed > free:
+                raise MemoryError
 
 
 def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset:
@@ -149,7 +175,18 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
     if len(kinds) == 2:
         log.warning("%s mixes %d gray and %d color images: all become color", root, kinds["grey"], kinds["colour"])
     if not good.all():
-        log.warning("%d of %d files in %s could not be read and are skipped", (~good).sum(), count, root)
+        told, more = entry.complaints[:NAMED], len(entry.complaints) - NAMED
+        rest = f"; and {more} more, listed in log.txt" if more > 0 else ""
+        log.warning(
+            "%d of %d files in %s could not be read and are skipped: %s%s",
+            (~good).sum(),
+            count,
+            root,
+            "; ".join(told),
+            rest,
+        )
+        for text in entry.complaints[NAMED:]:
+            log.info("skipped: %s", text)
     sites, owners = found.sites, found.site_names
     if settings.site is not None:
         if sites is not None:
@@ -173,6 +210,7 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
         None if sites is None else sites[good],
         owners,
         json.dumps(key),
+        tuple(name for (name, *_), is_good in zip(key[1:], good, strict=True) if is_good),
     )
 
 

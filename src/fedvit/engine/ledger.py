@@ -15,6 +15,7 @@ class Ledger:
 
     down: list[int] = field(default_factory=list)  # tensor bytes to each sampled client
     up: list[int] = field(default_factory=list)  # and from each client that answered
+    losses: dict[str, float] = field(default_factory=dict)  # training loss of each client that answered
     evaluation: int = 0  # tensor bytes of all evaluation messages, in both directions
     seconds: dict[str, float] = field(default_factory=dict)
     charged: float = 0.0  # seconds of the phases nested in the current one

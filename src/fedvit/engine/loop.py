@@ -70,6 +70,7 @@ def federate(
             "cohort": cohort,
             "failed": failed,
             "loss": loss,
+            "losses": ledger.losses,
             "nbytes_down": 0 if plan.pooled else per_client(ledger.down),
             "nbytes_up": 0 if plan.pooled else per_client(ledger.up),
             "nbytes_evaluation": ledger.evaluation,
@@ -138,6 +139,7 @@ def train_round(
             examples = answer.scalars["examples"]
             if "loss" in answer.scalars:
                 losses.append((examples, answer.scalars["loss"]))
+                ledger.losses[name] = answer.scalars["loss"]
             if experiment.run.evaluate == "in_round":  # clients are tested with the shared weights that they trained
                 answers[name] = Payload(answer.trees)
             elif "choice" in answer.trees:  # copied, because a view would keep the whole answer in memory

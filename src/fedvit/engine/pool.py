@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from fedvit.core import payload
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
@@ -27,7 +27,6 @@ from fedvit.engine.net import make_net
 from fedvit.engine.pool_size import EMPTY_IMAGE
 from fedvit.engine.processes import context_for
 from fedvit.engine.shared_memory import SharedBuffers, SharedMessage, map_of, open_map, shared_array
-from fedvit.engine.system import peak_rss_mb
 from fedvit.engine.transport import Task
 from fedvit.engine.worker import Worker
 
@@ -48,13 +47,12 @@ class Job:
 
 @dataclass(frozen=True)
 class _Done:
-    """The result that a process sends back; `problem` is a user's mistake or a traceback."""
+    """The result that a process sends back; `problem` is a message or a traceback."""
 
     up: SharedMessage | None = None
     memory: SharedMessage | None = None
-    peak_mb: float = 0.0  # the process's peak memory
     problem: str | None = None
-    mistake: bool = False
+    kind: Literal["mistake", "divergence", "bug"] = "bug"
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ class WorkerPool:
         self.home: dict[str, Connection] = {}  # where a client last ran: that process has its activations cached
         self.last: tuple[Any, bytes] | None = None  # the newest message
         self.holds: dict[Connection, bytes] = {}  # the message that each process has
-        self.peak_mb = 0.0  # the highest peak memory of any process
         for number in range(count):
             ours, theirs = context.Pipe()
             arguments = (
@@ -192,10 +189,10 @@ class WorkerPool:
                     f"the worker process of client {name} died; did it run out of memory? --workers 1 needs less"
                 ) from problem
             if done.problem is not None:
-                raise UserError(done.problem) if done.mistake else RuntimeError(done.problem)
+                kinds = {"mistake": UserError, "divergence": DivergedError, "bug": RuntimeError}
+                raise kinds[done.kind](done.problem)
             assert done.up is not None
             rooms = self.rooms[ready]
-            self.peak_mb = max(self.peak_mb, done.peak_mb)
             kept = None if done.memory is None else rooms.kept.take(done.memory)
             answers[name] = Answer(rooms.up.take(done.up), kept)
             idle.append(ready)
@@ -246,8 +243,10 @@ def _serve_tasks(
                     down = payload.from_bytes(rooms.down.take(job.down))
                 assert down is not None
                 done = work(worker, rooms, job, down)
+            except DivergedError as problem:
+                done = _Done(problem=str(problem), kind="divergence")
             except UserError as problem:
-                done = _Done(problem=str(problem), mistake=True)
+                done = _Done(problem=str(problem), kind="mistake")
             except Exception:  # the parent must learn of any error
                 done = _Done(problem=traceback.format_exc())
             connection.send(done)
@@ -258,7 +257,7 @@ def work(worker: Worker, rooms: SharedBuffers, job: Job, down: Payload) -> _Done
     if job.task == "evaluate":
         return _Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
     up, kept = worker.train(job.client, down, memory)
-    return _Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)), peak_rss_mb())
+    return _Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)))
 
 
 def _end_with_parent() -> None:

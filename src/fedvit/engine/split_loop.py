@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from fedvit.core import randomness, tree
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError
 from fedvit.core.metrics import view_scores
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
@@ -170,6 +170,7 @@ def federate_split(
             "cohort": cohort,
             "failed": failed,
             "loss": loss,
+            "losses": ledger.losses,
             "nbytes_down": per_client(ledger.down),
             "nbytes_up": per_client(ledger.up),
             "nbytes_evaluation": ledger.evaluation,
@@ -211,6 +212,7 @@ def _split_round(
     answers, failed = done.answers, [name for name in cohort if name in done.failed]
     ledger.down += [done.failed[name] for name in failed] + [answer.down for answer in answers.values()]
     ledger.up += [answer.up for answer in answers.values()]
+    ledger.losses = {name: answer.loss for name, answer in answers.items()}
     if not answers:
         return replace(server, round=number), None, failed
     body, memory = side.end_of_round()
@@ -219,7 +221,7 @@ def _split_round(
         for position in range(len(failed), len(ledger.down)):
             ledger.down[position] += tree.nbytes(memory["average"])
     if not all_finite(body):
-        raise UserError(
+        raise DivergedError(
             f"the body's weights became infinite or not a number in round {number}; try a smaller method.server_lr "
             f"(now {side.lr:g}). The last checkpoint is still good."
         )

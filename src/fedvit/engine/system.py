@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 
-STATUS = Path("/proc/self/status")
 CONTAINER = Path("/sys/fs/cgroup")  # the limits of a container
 
 
@@ -20,13 +19,46 @@ def reset_peak_rss() -> None:
 
 
 def peak_rss_mb() -> float:
-    """Return the peak resident memory since the last reset, in MB of 10^6 bytes. psutil has no peak on Linux."""
-    if STATUS.is_file():
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
+    """Return this process's peak resident memory since the last reset, in MB of 10^6 bytes."""
+    found = _peak_nbytes(os.getpid())
+    if found is not None:
+        return found / 1e6
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale / 1e6
+
+
+def peak_of_all_mb() -> float:
+    """Return the peak memory of this process and all that it started, in MB; memory that they share counts once.
+
+    It is the sum of their peaks, which they reach at about the same time: workers repeat the same work all along.
+    """
+    here = psutil.Process()
+    alone, shared = 0.0, 0.0
+    for process in (here, *here.children(recursive=True)):
+        with contextlib.suppress(psutil.Error, OSError):  # it has just ended
+            resident = process.memory_info().rss
+            own = _unshared_nbytes(process, resident)
+            peak = 1e6 * peak_rss_mb() if process == here else _peak_nbytes(process.pid) or resident
+            alone += max(0.0, peak - (resident - own))
+            shared = max(shared, resident - own)
+    return (alone + shared) / 1e6
+
+
+def _unshared_nbytes(process: psutil.Process, resident: int) -> int:
+    """Return the bytes that no other process has too; all of its memory if the system does not say."""
+    try:
+        return min(resident, int(process.memory_full_info().uss))
+    except (psutil.AccessDenied, AttributeError):
+        return resident
+
+
+def _peak_nbytes(pid: int) -> int | None:
+    """Return a process's peak resident memory, which psutil does not know on Linux."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def free_shared_memory() -> int | None:

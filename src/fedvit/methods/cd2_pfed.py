@@ -154,5 +154,6 @@ def plan(
         aggregate=partial(_average_channels, ramp=grows),
         views=lambda client, down: {"personal": _own_channels_kept(client, down)},
         remembers=lambda module, trainable: {"own": trainable},
+        loss_terms=2,
         passes=lambda epochs: 1.0 if share == 0 or (share == 1 and ramp == 1) else 3.0,
     )

@@ -199,6 +199,7 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
             "personal": tree.overlay(client.initial, {} if "auxiliary" in down.trees else down.trees["shared"])
         },
         not_between_sites="sends residuals of training images, and their labels, to all sites: run it on one machine",
+        loss_terms=2,
         passes=lambda epochs: 3.0,
         costs=lambda client: {"nbytes_once_per_image": _nbytes_per_image(client)},
     )

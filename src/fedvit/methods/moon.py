@@ -57,6 +57,7 @@ def plan(mu: NotNegative = 1.0, tau: Positive = 0.5, projection: Whole = 256) ->
         local=partial(_contrasted, mu=mu, tau=tau),
         check=_need_features,
         remembers=lambda module, trainable: {"last": trainable},
+        loss_terms=2,
         passes=lambda epochs: (
             5 / 3
         ),  # a forward and backward pass counts as three forward passes; the two other models add one each

@@ -38,7 +38,7 @@ from fedvit.network.payload_check import difference, down_of, up_of
 from fedvit.network.policy import Policy
 from fedvit.network.site_state import SiteState
 from fedvit.runs.models import RECEIVED
-from fedvit.runs.write import class_counts, roster_of
+from fedvit.runs.write import about_images, roster_of
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(self.experiment))
         mine = replace(partition, clients={self.name: partition.clients[self.name]}, unseen=())
-        about = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, mine)}
-        write_json(folder / "split.json", {**mine.to_json(), "hash": partition.to_json()["hash"], **about})
+        about = {"hash": partition.to_json()["hash"], **about_images(dataset, mine)}
+        write_json(folder / "split.json", {**mine.to_json(), **about})
         write_bytes(folder, RECEIVED, payload.to_bytes(down))
         store = ClientStore(folder / "checkpoint", in_ram=False)
         store.put(round_, {self.name: memory})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvit.core.errors import UserError
-from fedvit.report.statistics import DEEPEST, LOCAL, Record, Row, accuracy, test_images, text_of
+from fedvit.report.statistics import DEEPEST, LOCAL, Record, Row, client_differences, text_of
 from fedvit.runs.folder import Run
 
 
@@ -24,6 +24,11 @@ def collect(folders: Sequence[Path]) -> list[list[Row]]:
             key.append(record.tables["train"].get("batch"))
         groups.setdefault(text_of(*key), []).append(record)
     return [rows_of(group) for group in groups.values()]
+
+
+def rows_in(folders: Sequence[Path]) -> list[Row]:
+    """Return the rows of exactly these runs, which share dataset and partition."""
+    return rows_of(with_gains([read_record(folder) for folder in folders]))
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -84,13 +89,12 @@ def read_record(folder: Path) -> Record:
 
 def with_gains(records: Sequence[Record]) -> list[Record]:
     """Add gains over Local to runs that have none, if Local's run on the same test images is among the records."""
-    alone = {test_images(record): accuracy(record) for record in records if record.method == LOCAL and record.clients}
+    alone = {record.test_images: record for record in records if record.method == LOCAL and record.clients}
     result = []
     for record in records:
-        local = alone.get(test_images(record))
+        local = alone.get(record.test_images)
         if not record.gains and local:
-            gains = {name: value - local[name] for name, value in accuracy(record).items() if name in local}
-            record = replace(record, gains=gains)
+            record = replace(record, gains=client_differences(record, local))
         result.append(record)
     return result
 

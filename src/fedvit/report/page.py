@@ -17,6 +17,7 @@ from fedvit.report.sections.parts import Group
 from fedvit.report.sections.result import result
 from fedvit.report.sections.rounds import rounds
 from fedvit.report.sections.settings import commands, settings
+from fedvit.report.sections.sites import sites
 from fedvit.report.sections.table import table
 from fedvit.report.sections.times import times
 from fedvit.report.statistics import Row
@@ -27,6 +28,7 @@ _MARK = b'<meta name="generator" content="fedvit">'  # page.html.j2 writes it; i
 _SECTIONS: Sequence[tuple[str, str, str, Callable[[Group], object]]] = (
     ("result", "Result", "result", result),
     ("table", "Table", "table", table),
+    ("sites", "Every client under every row", "sites", sites),
     ("rounds", "Accuracy by round and by traffic", "rounds", rounds),
     ("gains", "Gain of every client over Local", "gains", gains),
     ("clients", "Every client", "clients", clients),
@@ -58,6 +60,11 @@ class _Chapter:
 
 def write_report(folders: Sequence[Path], out: Path, target: float | None = None) -> list[list[Row]]:
     """Read the runs in these folders, write the page, and return the rows it shows."""
+    if not out.is_dir() and out.suffix.lower() not in (".html", ".htm"):
+        raise UserError(
+            f"a report is an HTML page, so --out expects a name that ends in .html, found {out}; for a table as "
+            "LaTeX, Markdown or CSV, use `fedvit table`"
+        )
     groups = collect(folders)
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"--out expects a file in a folder that exists, such as report.html, found {out}")

@@ -3,12 +3,14 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 
 matplotlib.use("agg")
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 
 from fedvit.runs.folder import Run
 
@@ -27,6 +29,22 @@ COLORS = (
     "#4f5d75",
     "#9c6644",
 )
+FIGURES: dict[str, dict[str, None]] = {  # suffix -> what to leave out, so that equal content gives equal bytes
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+
+
+def save_figure(figure: Figure, path: Path, *, tight: bool = True) -> None:
+    """Save a figure as PNG, SVG or PDF, by its suffix, and close it; the same figure gives the same bytes."""
+    still: dict[Any, Any] = {
+        "svg.hashsalt": "fedvit",
+        "pdf.fonttype": 42,
+    }  # 42: TrueType, because publishers refuse Type 3 fonts
+    with plt.rc_context(still):
+        figure.savefig(path, dpi=130, bbox_inches="tight" if tight else None, metadata=FIGURES.get(path.suffix))
+    plt.close(figure)
 
 
 def draw_split(
@@ -61,8 +79,7 @@ def draw_split(
         fontsize=11,
         color=INK,
     )
-    figure.savefig(path, dpi=130, bbox_inches="tight")
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def draw_choices(run: Run, path: Path) -> None:
@@ -85,8 +102,7 @@ def draw_choices(run: Run, path: Path) -> None:
     figure.colorbar(image, ax=axes, label="% of its edits", shrink=0.8)
     title = f"{run.summary['label']}: layers that clients restored from their own last model"
     axes.set_title(title, loc="left", fontsize=11, color=INK)
-    figure.savefig(path, dpi=130, bbox_inches="tight", metadata={"Software": None})
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str, view: str = "personal") -> None:
@@ -120,5 +136,4 @@ def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str, v
         axes.tick_params(colors=MUTED, labelcolor=INK)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
     figure.tight_layout()
-    figure.savefig(path, dpi=130, metadata={"Software": None})
-    plt.close(figure)
+    save_figure(figure, path, tight=False)

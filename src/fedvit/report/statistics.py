@@ -15,6 +15,7 @@ from fedvit.runs.write import nbytes_of_run, nbytes_per_client
 
 LOCAL, POOLED = "local", "centralized"
 SAME_OWNERS = ("site",)  # partitions in which a client is the same owner for every seed
+_ROUNDING = 1e-9  # points; a mean over seeds of exactly 0 may come out as a little less
 DEEPEST = 3  # how many levels below the given folder are searched for runs
 Tables = dict[str, dict[str, Any]]
 
@@ -45,6 +46,10 @@ class Record:
         return str(self.tables["method"]["name"])
 
     @property
+    def partition(self) -> str:
+        return str(self.tables["partition"].get("name"))
+
+    @property
     def planned(self) -> int:
         return int(self.tables["train"]["rounds"])
 
@@ -60,6 +65,20 @@ class Record:
     @property
     def class_names(self) -> list[str]:
         return list(self.split.get("class_names", []))
+
+    @cached_property
+    def test_images(self) -> str:
+        """A key for the seed and each client's test images: runs with equal keys can be compared by client.
+
+        The server of a network does not know which images its sites test. Its runs can be compared if the seed, the
+        sites, the classes and the settings of data and partition are equal, and then only those clients that have as
+        many test images of every class in both runs (`client_differences`).
+        """
+        parts = {name: part.get("test") for name, part in self.split.get("clients", {}).items()}
+        if self.split.get("network") and None in parts.values():
+            data = {key: value for key, value in self.tables["data"].items() if key not in ("dir", "cache")}
+            return text_of(self.seed, "sites", sorted(parts), self.class_names, data, self.tables["partition"])
+        return text_of(self.seed, self.split.get("source"), parts)
 
     @cached_property
     def curve(self) -> dict[int, tuple[float, float]]:
@@ -81,6 +100,39 @@ class Record:
         if self.summary is not None:
             spent = {"set up": max(0.0, self.summary["seconds"] - sum(spent.values())), **spent}
         return spent
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What counts once: a site, averaged over seeds, or a client of one seed where another seed makes other clients."""
+
+    name: str
+    seed: int | None = None  # None: the same owner for every seed
+
+    @property
+    def label(self) -> str:
+        return self.name if self.seed is None else f"{self.name} (seed {self.seed})"
+
+
+def by_unit(by_seed: Mapping[int, Mapping[str, float]], partition: str) -> dict[Unit, float]:
+    """Return one value per unit: this is the only place where clients are averaged over seeds.
+
+    With the partitions of `SAME_OWNERS`, a unit is a site and its value is the mean over the seeds that have it. With
+    any other partition, another seed gives a client other images, so that a client of one seed is a unit.
+    """
+    if partition in SAME_OWNERS:
+        names = dict.fromkeys(name for values in by_seed.values() for name in values)
+        return {
+            Unit(name): float(np.mean([values[name] for values in by_seed.values() if name in values]))
+            for name in names
+        }
+    return {Unit(name, seed): value for seed, values in by_seed.items() for name, value in values.items()}
+
+
+def count_hurt(gains: Mapping[Unit, float]) -> float:
+    """Return the number of units with a negative gain: of sites, or of clients as a mean per seed."""
+    seeds = {unit.seed for unit in gains}
+    return sum(gain < -_ROUNDING for gain in gains.values()) / max(1, len(seeds))
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -152,14 +204,24 @@ class Row:
         return mean(sum(record.phases.values()) for record in self.records if record.phases)
 
     @property
+    def same_owners(self) -> bool:
+        """Whether a client is the same owner for every seed."""
+        return self.first.partition in SAME_OWNERS
+
+    @cached_property
+    def unit_gains(self) -> dict[Unit, float]:
+        """The gain over Local of every unit."""
+        return by_unit({record.seed: record.gains for record in self.records}, self.first.partition)
+
+    @property
     def gains(self) -> list[float]:
-        """The gain over Local of every client and seed; if clients are sites, of every site, averaged over seeds."""
-        return paired([record.gains for record in self.records], self.first)
+        """The gain over Local of every unit, as a list."""
+        return list(self.unit_gains.values())
 
     @property
     def hurt(self) -> float | None:
-        """The number of clients below Local, averaged over seeds."""
-        return mean(sum(gain < 0 for gain in record.gains.values()) for record in self.records if record.gains)
+        """The number of clients below Local, by the one rule of `count_hurt`."""
+        return count_hurt(self.unit_gains) if self.unit_gains else None
 
     @cached_property
     def curve(self) -> list[tuple[int, float, float]]:
@@ -169,17 +231,6 @@ class Row:
             return []
         shared = sorted(set.intersection(*(set(curve) for curve in curves)))
         return [(r, *(float(np.mean([curve[r][i] for curve in curves])) for i in (0, 1))) for r in shared]  # type: ignore[misc]
-
-
-def paired(by_seed: Sequence[Mapping[str, float]], record: Record) -> list[float]:
-    """Return one difference per client and seed, because with another seed a client holds other images.
-
-    If clients are sites, return one difference per site instead, averaged over seeds.
-    """
-    known = [values for values in by_seed if values]
-    if record.tables["partition"].get("name") in SAME_OWNERS and known:
-        return [float(np.mean([values[name] for values in known if name in values])) for name in known[0]]
-    return [value for values in known for value in values.values()]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -197,22 +248,45 @@ def accuracy(record: Record) -> dict[str, float]:
 
 
 def lead(best: Row, other: Row) -> list[float]:
-    """Return how much better each client does under one row than under another, over the seeds that both have."""
-    rivals = {test_images(record): accuracy(record) for record in other.records}
-    shared = [(accuracy(record), rivals[key]) for record in best.records if (key := test_images(record)) in rivals]
-    differences = [{name: a[name] - b[name] for name in a if name in b} for a, b in shared]
-    return paired(differences, best.first)
+    """Return how much better each unit does under one row than under another, over the seeds that both have."""
+    rivals = {record.test_images: record for record in other.records}
+    apart = {
+        record.seed: client_differences(record, rivals[key])
+        for record in best.records
+        if (key := record.test_images) in rivals
+    }
+    return list(by_unit(apart, best.first.partition).values())
+
+
+def client_differences(record: Record, other: Record) -> dict[str, float]:
+    """Return how much better each client does in one run than in another; their `test_images` must be equal."""
+    a, b = accuracy(record), accuracy(other)
+    return {name: a[name] - b[name] for name in a if name in b and _tests_alike(record, other, name)}
+
+
+def _tests_alike(record: Record, other: Record, client: str) -> bool:
+    """Tell whether a client tests as many images of every class in both runs, if the runs do not list the images."""
+    if "test" in record.split.get("clients", {}).get(client, {}):
+        return True
+    totals = [class_totals(one.confusion.get(client, ())) for one in (record, other)]
+    if not all(totals):  # one of the runs did not record classes
+        totals = [
+            {0: int(row["test_samples"])} for one in (record, other) for row in one.clients if row["client"] == client
+        ]
+    return totals[0] == totals[1]
+
+
+def class_totals(cells: Iterable[Sequence[int]]) -> dict[int, int]:
+    """Return the images of every true class among the cells of a confusion matrix."""
+    totals: dict[int, int] = {}
+    for true, _, images in cells:
+        totals[true] = totals.get(true, 0) + images
+    return totals
 
 
 def rank(rows: Sequence[Row]) -> list[Row]:
     """Sort rows by their mean, best first; rows without any evaluation come last."""
     return sorted(rows, key=lambda row: (row.mean is None, -(row.mean or 0)))
-
-
-def test_images(record: Record) -> str:
-    """Return a key for the seed and each client's test images: runs with equal keys can be compared by client."""
-    parts = {name: part.get("test") for name, part in record.split.get("clients", {}).items()}
-    return text_of(record.seed, record.split.get("source"), parts)
 
 
 def text_of(*content: Any) -> str:

@@ -48,17 +48,25 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
         local = entry["label"] == "local"
         table.add_row(
             escape(entry["label"]),
-            f"{entry['lr']:g}",
+            f"{entry['lr']:g}{'*' if _at_edge(entry) else ''}",
             plus_minus(entry["mean"], entry["std"]),
             "-" if entry["seed_std"] is None else f"{entry['seed_std']:.1f}",
             "-" if local else f"{entry['gain_mean']:+.1f}",
-            "-" if local else f"{entry['hurt']:.1f}",
+            "-" if local else units.amount(entry["hurt"]),
             *([units.decimal(entry.get("auroc"))] if areas else []),
             units.nbytes((entry["nbytes_down"] or 0) + (entry["nbytes_up"] or 0)),
             units.duration(entry["seconds"]),
             style="bold" if entry["mean"] == best else "",
         )
+    if any(map(_at_edge, entries)):
+        table.caption = "* the smallest or largest rate that was tried: a better one may lie beyond"
+        table.caption_justify = "left"
     return table
+
+
+def _at_edge(entry: Mapping[str, Any]) -> bool:
+    """Return whether a row's rate was searched and lies at the edge of its grid."""
+    return bool(entry.get("search", {}).get("at_edge"))
 
 
 def report_table(rows: Sequence[Row]) -> Table:
@@ -80,7 +88,7 @@ def report_table(rows: Sequence[Row]) -> Table:
             "-" if row.mean is None else plus_minus(row.mean, row.view("std")),
             units.percent(row.seed_std),
             gain,
-            "-" if row.hurt is None or row.method == LOCAL else f"{row.hurt:.1f}",
+            "-" if row.method == LOCAL else units.amount(row.hurt),
             *([units.decimal(row.view("auroc"))] if areas else []),
             units.nbytes(row.sent),
             units.duration(row.seconds),

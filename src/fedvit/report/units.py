@@ -56,6 +56,16 @@ def points(value: float | None) -> str:
     return "0.0" if abs(value) < 0.05 else f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
+def whole_points(value: float) -> str:
+    """Write a difference of accuracies with its sign and without decimals."""
+    return "0" if abs(value) < 0.5 else f"{value:+.0f}".replace("-", "\N{MINUS SIGN}")
+
+
+def amount(value: float | None) -> str:
+    """Write a number of clients, which is a mean over seeds and may have a decimal."""
+    return "-" if value is None else f"{value:.1f}".removesuffix(".0")
+
+
 def client(name: str) -> str:
     """Name a client in a sentence: a site by its name, a numbered client as `client N`."""
     return f"client {name}" if name.isdigit() else name

@@ -19,12 +19,31 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
+class Reading(Part):
+    """How a file becomes an image of the run, as PIL does it; 16-bit gray levels are divided by 257 before.
+
+    The whole image is converted to `mode` and squashed to `width` x `height`, and then, if `gray`, converted to gray.
+    """
+
+    mode: Literal["RGB"] = "RGB"
+    width: int
+    height: int
+    interpolation: Literal["bilinear"] = "bilinear"
+    antialias: bool = True  # PIL's resize always smooths when it shrinks
+    gray: bool  # then convert it to 8-bit gray, and repeat that three times
+
+
 class Inputs(Part):
-    """Images as the model expects them: (batch, 3, size, size), values in 0..1 minus `mean`, divided by `std`."""
+    """Images as the model expects them: (batch, 3, size, size), values in 0..1 minus `mean`, divided by `std`.
+
+    An image of another size is resized as floating-point numbers, with pixel centers aligned as in torchvision.
+    """
 
     size: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+    interpolation: Literal["bilinear"] = "bilinear"
+    antialias: bool | None = None  # of this second resize; unknown in files of version 0.1.0
 
 
 class Parted(Part):
@@ -77,6 +96,7 @@ class Description(Part):
     classes: list[str]
     input: Inputs
     image: tuple[int, int, int]  # height, width and channels of the training images, before resizing
+    reading: Reading | None = None  # how a file becomes such an image
     precision: Literal["fp32", "bf16"]  # of the run's own predictions
     timm: Timm | None = None  # the plain model that the weights of this file belong to
     not_timm: str | None = None  # why there is none

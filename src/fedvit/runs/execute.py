@@ -29,14 +29,15 @@ from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
 from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_split
-from fedvit.engine.system import free_ram, peak_rss_mb, reset_peak_rss
+from fedvit.engine.system import free_ram, peak_of_all_mb, reset_peak_rss
 from fedvit.engine.transport import Transport
 from fedvit.engine.worker import Worker, load_data
+from fedvit.runs.doubts import AUTO, search_command
 from fedvit.runs.folder import STARTED, LocalBaseline, Run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
 from fedvit.runs.write import (
     Roster,
-    class_counts,
+    about_images,
     keep_rounds,
     open_folder,
     roster_of,
@@ -46,6 +47,9 @@ from fedvit.runs.write import (
 )
 
 log = logging.getLogger(__name__)
+AFTER_THE_TABLE = {
+    "after_the_table": True
+}  # commands show such a line below their table, not in the middle of progress
 
 
 def run_rounds(
@@ -72,14 +76,14 @@ def run_rounds(
         workers = number_of_workers(workers, experiment, net, dataset, partition)
         worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
         store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))
-        counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, partition)}
-        description = {**partition.to_json(), **counts}
+        description = {**partition.to_json(), **about_images(dataset, partition)}
         run = begin_run(
             experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )
         inner = InProcess(worker, store)
-        pool = stack.enter_context(WorkerPool(inner, dataset, workers)) if workers > 1 else None
-        transport: Transport = pool or inner
+        transport: Transport = inner
+        if workers > 1:
+            transport = stack.enter_context(WorkerPool(inner, dataset, workers))
         test_samples = {name: len(partition.clients[name].test) for name in partition.seen}
         evaluate_server = worker.evaluate_server if net.one_global_model else None
         if isinstance(net.plan, Plan):
@@ -92,7 +96,7 @@ def run_rounds(
             server = done.server
             yield done
         unseen = _evaluate_unseen(Run(folder), net, server, inner, partition) if partition.unseen else None
-        run.finish(local, unseen, pool.peak_mb if pool else 0.0)
+        run.finish(local, unseen)
 
 
 @dataclass(frozen=True)
@@ -160,12 +164,15 @@ class RunInProgress:
                 show(done.row, done.ledger.seconds)
                 yield done
 
-    def finish(
-        self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None, peak_mb: float = 0.0
-    ) -> None:
-        """Write summary.json; `peak_mb` is the highest peak memory of other processes that worked for the run."""
-        peak, seconds = max(peak_rss_mb(), peak_mb), self.setup + self.past.seconds
+    def finish(self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None) -> None:
+        """Write summary.json; its memory is that of this process and all that it started, which still exist."""
+        peak, seconds = peak_of_all_mb(), self.setup + self.past.seconds
         write_summary(Run(self.folder), self.experiment, self.net, self.past.rows, local, unseen, seconds, peak)
+        found = Run(self.folder).summary["warnings"]
+        for doubt in found:
+            log.warning("%s: %s", self.experiment.label, doubt, extra=AFTER_THE_TABLE)
+        if any(AUTO in doubt for doubt in found):
+            log.warning("%s", search_command(self.folder), extra=AFTER_THE_TABLE)
 
 
 def begin_run(
@@ -239,6 +246,8 @@ def run_log() -> Iterator[Callable[[Path], None]]:
 
     def log_to(path: Path) -> None:
         file = logging.FileHandler(path)
+        # On a full disk, the next checkpoint ends the run with a message; a traceback for each line would hide it.
+        file.handleError = lambda record: None  # type: ignore[method-assign]
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         files.append(file)
         buffer.setTarget(file)

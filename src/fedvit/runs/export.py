@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedvit.core.errors import UserError
+from fedvit.core.files import check_writable
 from fedvit.models.build import PYTHON, build
 from fedvit.models.folding import CannotFoldError
 from fedvit.models.width import narrow
@@ -61,6 +62,7 @@ def export(
         raise UserError(f"--out {out} does not fit the {form} format: name it {out.with_suffix(SUFFIX[form]).name}")
     if one_file and len(makers) > 1:
         raise UserError(f"--out {out} is one file, but there are {len(makers)} models: name a folder")
+    check_writable(out.parent if one_file else out)
     write = {"timm": _write_timm, "onnx": write_onnx}[form]
     for name, make in makers:
         path = out if one_file else out / f"{name}{SUFFIX[form]}"

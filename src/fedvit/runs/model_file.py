@@ -9,10 +9,12 @@ from typing import Any
 
 import timm
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedvit.core.batches import InputSettings, prepare
 from fedvit.core.errors import UserError
+from fedvit.core.files import cannot_write
 from fedvit.core.plan import Plugin
 from fedvit.data.sources import load_digits
 from fedvit.models.build import MICRO, PYTHON, TORCHVISION, check_name, sizes_of
@@ -49,7 +51,9 @@ def write_checked(
         for file in partial.iterdir():
             file.replace(path.parent / file.name)
     except OSError as problem:
-        raise UserError(f"{path} cannot be written: {problem.strerror or problem}") from problem
+        raise cannot_write(path, problem) from problem
+    except SafetensorError as problem:  # how safetensors reports a full disk
+        raise UserError(f"{path} cannot be written: {problem}") from problem
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return description

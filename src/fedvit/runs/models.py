@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedvit.core import payload, tree
-from fedvit.core.batches import ClientData
+from fedvit.core.batches import ClientData, shrinks
 from fedvit.core.client import Client, Memory
 from fedvit.core.errors import UserError, hint
 from fedvit.core.payload import Payload
@@ -28,7 +28,7 @@ from fedvit.models.cuts import Cut, Parts, Where
 from fedvit.models.plugins.specs import SecondHead
 from fedvit.models.token_skipping import give_all_tokens_, skip_unread_tokens_
 from fedvit.models.width import FULL, Window
-from fedvit.runs.description import Description, Inputs, Parted, shared_options
+from fedvit.runs.description import Description, Inputs, Parted, Reading, shared_options
 from fedvit.runs.folder import Run
 from fedvit.runs.write import check_same_partition
 from fedvit.split.messages import pack, unpack
@@ -240,6 +240,8 @@ def describe(opened: OpenedRun, client: str | None, window: Window = FULL, parte
     """Describe what a model from this run takes, returns and is made of."""
     experiment, net, split = opened.experiment, opened.net, opened.split
     side = experiment.data.size or net.inputs.size
+    height, width, channels = image = tuple(split.get("image", (side, side, 3)))
+    inputs = net.inputs
     return Description(
         client=client,
         view="server" if client is None else "personal",
@@ -251,8 +253,9 @@ def describe(opened: OpenedRun, client: str | None, window: Window = FULL, parte
         rate=window.rate,
         split=parted,
         classes=split["class_names"],
-        input=Inputs(size=net.inputs.size, mean=net.inputs.mean, std=net.inputs.std),
-        image=tuple(split.get("image", (side, side, 3))),
+        input=Inputs(size=inputs.size, mean=inputs.mean, std=inputs.std, antialias=shrinks((height, width), inputs)),
+        image=image,
+        reading=Reading(width=width, height=height, gray=channels == 1),
         precision=experiment.run.precision,
     )
 

@@ -1,6 +1,5 @@
 """Class names and probabilities for image files, which are read as the training images were."""
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import nn
 
 from fedvit.core.batches import prepare
 from fedvit.core.errors import UserError
-from fedvit.core.files import replacing
+from fedvit.core.files import write_csv
 from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
@@ -43,7 +42,20 @@ def predict(
     """
     description = description_of(model)
     top = min(top, len(description.classes))
-    files = list(_image_files(images))
+    for files, logits in batches_of_logits(model, list(_image_files(images)), unreadable):
+        chances, numbers = torch.softmax(logits, dim=1).topk(top, dim=1)
+        for file, chance, number in zip(files, chances.tolist(), numbers.tolist(), strict=True):
+            yield Prediction(file, tuple(description.classes[n] for n in number), tuple(chance))
+
+
+def batches_of_logits(
+    model: nn.Module, files: Sequence[Path], unreadable: list[str] | None = None
+) -> Iterator[tuple[list[Path], torch.Tensor]]:
+    """Yield image files with their logits (files, classes), as the run's evaluation computes them.
+
+    A file that cannot be read raises an error or, if a list `unreadable` is given, is added to it with the reason.
+    """
+    description = description_of(model)
     for start in range(0, len(files), EVALUATION_BATCH):
         good, pixels = [], []
         for file in files[start : start + EVALUATION_BATCH]:
@@ -55,31 +67,25 @@ def predict(
                     raise UserError(str(problem)) from problem
                 unreadable.append(str(problem))
         if good:
-            chances, numbers = _probabilities(model, np.stack(pixels)).topk(top, dim=1)
-            for file, chance, number in zip(good, chances.tolist(), numbers.tolist(), strict=True):
-                yield Prediction(file, tuple(description.classes[n] for n in number), tuple(chance))
+            yield good, _logits(model, np.stack(pixels))
 
 
 @torch.no_grad()
-def _probabilities(model: nn.Module, images: NDArray[np.uint8]) -> torch.Tensor:
-    """Return every class's probability for images (batch, height, width, 1 or 3), as the run's evaluation does."""
+def _logits(model: nn.Module, images: NDArray[np.uint8]) -> torch.Tensor:
+    """Return the logits of images (batch, height, width, 1 or 3), as the run's evaluation does."""
     description = description_of(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     x = prepare(torch.from_numpy(images).to(device), inputs_of(description))
     with torch.autocast(device.type, torch.bfloat16, enabled=description.precision == "bf16"):
-        logits = model(x)
-    return torch.softmax(logits.float(), dim=1).cpu()
+        logits: torch.Tensor = model(x)
+    return logits.float().cpu()
 
 
 def _image_files(images: Iterable[str | Path]) -> Iterator[Path]:
     """Yield files as they are given, and all images below folders in the order of their names."""
     for path in map(Path, images):
         if path.is_dir():
-            found = [
-                file
-                for file in sorted(path.rglob("*"))
-                if file.is_file() and file.suffix.lower() in folders.SUFFIXES and not hidden(file.relative_to(path))
-            ]
+            found = images_below(path)
             if not found:
                 raise UserError(f"no images in {path}: looked for {', '.join(sorted(folders.SUFFIXES))}")
             yield from found
@@ -87,6 +93,15 @@ def _image_files(images: Iterable[str | Path]) -> Iterator[Path]:
             yield path
         else:
             raise UserError(f"no image at {path}")
+
+
+def images_below(folder: Path) -> list[Path]:
+    """Return all images below a folder in the order of their names; hidden files and folders are ignored."""
+    return [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and file.suffix.lower() in folders.SUFFIXES and not hidden(file.relative_to(folder))
+    ]
 
 
 def hidden(path: Path) -> bool:
@@ -125,7 +140,7 @@ def predict_to(
     top = min(top, len(description_of(model).classes))
     found = predict(model, images, top=top, unreadable=unreadable)
     if table is not None:
-        count = _write_csv(table, found, top)
+        count = write_csv(table, _csv_lines(found, top))
         console.print(f"{count} images: {table}", soft_wrap=True, highlight=False, markup=False)
         return unreadable
     for image, classes, chances in found:
@@ -140,17 +155,8 @@ def header(top: int) -> list[str]:
     return ["image", "class", "probability", *more]
 
 
-def _write_csv(path: Path, predictions: Iterable[Prediction], top: int) -> int:
-    """Write one line per image, as predictions arrive; return the number of images."""
-    count = 0
-    try:
-        with replacing(path) as partial, partial.open("w", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(header(top))
-            for image, classes, chances in predictions:
-                pairs = [cell for pair in zip(classes, chances, strict=True) for cell in pair]
-                writer.writerow([image, *pairs])
-                count += 1
-    except OSError as problem:
-        raise UserError(f"{path} cannot be written: {problem.strerror}") from problem
-    return count
+def _csv_lines(predictions: Iterable[Prediction], top: int) -> Iterator[list[object]]:
+    """Yield the header and one line per image, as predictions arrive."""
+    yield [*header(top)]
+    for image, classes, chances in predictions:
+        yield [image, *(cell for pair in zip(classes, chances, strict=True) for cell in pair)]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
-from fedvit.core.files import read_lines, replacing, strict_json, write_json, write_text
+from fedvit.core.files import make_folder, read_lines, replacing, strict_json, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -25,6 +25,7 @@ from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
 from fedvit.engine.net import POOLED, Net
 from fedvit.models.build import macs_per_example
+from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
 
 
@@ -45,7 +46,7 @@ def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, 
     if resume:
         check_same_partition(folder, description)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_text(folder / "run.toml", to_toml(experiment))
     text = json.dumps(description, allow_nan=False)  # one line, because it lists every image of every client
     write_text(folder / "split.json", f"{text}\n")
@@ -66,6 +67,12 @@ def class_counts(dataset: Dataset, partition: Partition) -> dict[str, dict[str, 
         name: {part: {str(number): n for number, n in enumerate(images) if n} for part, images in parts.items()}
         for name, parts in counts.items()
     }
+
+
+def about_images(dataset: Dataset, partition: Partition) -> dict[str, Any]:
+    """Return what split.json says about images besides who owns them; `files` lists their names by image number."""
+    about = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, partition)}
+    return {**about, "files": list(dataset.files)} if dataset.files else about
 
 
 def check_same_partition(folder: Path, description: Mapping[str, Any]) -> None:
@@ -144,6 +151,13 @@ def write_summary(
         "seconds": seconds,
         "peak_rss_mb": peak_mb,
         "epsilon": None,
+        "warnings": doubts(
+            run,
+            experiment,
+            rows,
+            loss_terms=net.plan.loss_terms if isinstance(net.plan, Plan) else 1,
+            keeps_own=net.memory_nbytes > 0,
+        ),
     }
     write_json(run.folder / "summary.json", summary)
 

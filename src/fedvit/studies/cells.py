@@ -3,15 +3,14 @@
 Cells with the same settings share a row.
 """
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedvit.config.resolve import changed_settings, to_tables
+from fedvit.config.hashing import settings_hash
+from fedvit.config.resolve import changed_settings
 from fedvit.core.errors import UserError
 from fedvit.studies.cases import Case
 from fedvit.studies.definitions import Study
@@ -89,10 +88,7 @@ def _refuse_equal_rows(cells: Sequence[Cell]) -> None:
 
 def study_folder(name: str, cells: Sequence[Cell]) -> Path:
     """Name one folder for all studies with the same settings, so that finished rows are found again."""
-    tables = [to_tables(cell.row.first) for cell in cells]
-    for table in tables:
-        table["run"].pop("seed")
-    digest = hashlib.sha256(json.dumps(tables, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    digest = settings_hash(*(cell.row.first for cell in cells), without=("run.seed",))[:8]
     return Path("runs") / f"study-{name}-{digest}"
 
 

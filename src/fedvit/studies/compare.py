@@ -1,7 +1,5 @@
 """Comparisons of several rows on the same data, partition and seeds, which always include Local."""
 
-import hashlib
-import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,16 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.config.hashing import settings_hash
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import changed_settings, to_tables, versions
 from fedvit.config.tables import Tables, stack_tables
 from fedvit.core.errors import UserError
 from fedvit.core.files import write_json
 from fedvit.engine.loop import Round
-from fedvit.report.statistics import LOCAL
+from fedvit.report.load import rows_in
+from fedvit.report.sites import write_sites
+from fedvit.report.statistics import LOCAL, by_unit, count_hurt
+from fedvit.report.statistics import Row as ReportRow
 from fedvit.runs.folder import LocalBaseline, Run
-from fedvit.runs.write import gain_summary
-from fedvit.studies.rows import OnStart, Row, concerns, mean_of, resolve_seeds, run_of, run_rows
+from fedvit.studies.rows import OnStart, Row, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
 
 
 def make_rows(
@@ -31,12 +32,10 @@ def make_rows(
 ) -> list[Row]:
     """Make rows from METHOD[+TUNE] or experiment files, on top of the base file; Local is added if it is missing."""
     under = read_tables(base) if base else {}
-    made = [_make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
+    made = [make_row(row, seeds, under, sets, flags) for row in dict.fromkeys(rows)]
     if not any(row.is_local for row in made):
-        made = [_make_row(LOCAL, seeds, under, sets, flags), *made]
-    unused = [path for path in sets if not any(concerns(path, row.first) for row in made)]
-    if unused:
-        raise UserError(f"--set {unused[0]}: no row has this key")
+        made = [make_row(LOCAL, seeds, under, sets, flags), *made]
+    refuse_unused(sets, made)
     for row in made[1:]:
         _check_same_data(made[0], row)
     labels = [row.label for row in made]
@@ -45,7 +44,7 @@ def make_rows(
     return made
 
 
-def _make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Row:
+def make_row(text: str, seeds: Sequence[int], under: Tables, sets: Mapping[str, Any], flags: Mapping[str, Any]) -> Row:
     """Make one row; a `--set` for a method or tune applies to the rows that have its key."""
     named = dict(flags)
     is_file = text.endswith(".toml")
@@ -77,11 +76,7 @@ def _check_same_data(first: Row, row: Row) -> None:
 def comparison_folder(rows: Sequence[Row], sets: Mapping[str, Any]) -> Path:
     """Name one folder for all comparisons with the same settings, so that finished rows are found again."""
     experiment = rows[0].first
-    tables = to_tables(experiment)
-    tables["run"].pop("seed")
-    tables["method"] = {}
-    text = json.dumps([tables, sets], sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    digest = settings_hash(experiment, without=("run.seed", "method"), more=sets)[:8]
     return Path("runs") / f"compare-{Path(experiment.data.name).stem}-{digest}"
 
 
@@ -91,10 +86,16 @@ def compare(
     on_start: OnStart = lambda *_: None,
     workers: int | None = 1,
 ) -> Iterator[Round]:
-    """Run what is not finished, and write compare.json at the end."""
+    """Run what is not finished, and write compare.json and sites.csv at the end."""
     alone = local_row(rows)
     yield from run_rows(rows, folder, lambda row, _: None if row is alone else alone, on_start, workers)
     write_json(folder / "compare.json", [_entry(row, folder, alone) for row in rows])
+    write_sites(folder / "sites.csv", compared_rows(rows, folder))
+
+
+def compared_rows(rows: Sequence[Row], folder: Path) -> list[ReportRow]:
+    """Return the finished rows as the report sees them, without other rows that the folder may hold."""
+    return rows_in([run_of(folder, row, seed).folder for row in rows for seed in row.experiments])
 
 
 def local_row(rows: Sequence[Row]) -> Row:
@@ -102,23 +103,20 @@ def local_row(rows: Sequence[Row]) -> Row:
     return next(row for row in rows if row.is_local)
 
 
-def _gain(run: Run, alone: Run) -> Mapping[str, Any]:
-    """Return a run's gain over Local, measured here if the run was started on its own and does not know it."""
-    told: Mapping[str, Any] | None = run.summary["gain_over_local"]
-    if told is not None:
-        return told
-    local = LocalBaseline.of(alone)
-    clients = [{"gain": row["personal_accuracy"] - local.accuracy[row["client"]]} for row in run.clients]
-    return gain_summary(clients, local.schedule) or {}
+def _gains(run: Run, alone: Run) -> dict[str, float]:
+    """Return every client's gain over Local; a run that was started on its own does not know it."""
+    local = LocalBaseline.of(alone).accuracy
+    return {row["client"]: row["personal_accuracy"] - local[row["client"]] for row in run.clients}
 
 
 def _entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
-    """Make one row of compare.json, averaged over clients and then over seeds."""
+    """Make one row of compare.json, averaged over clients and then over seeds; gains are averaged over units."""
     seeds = list(row.experiments)
     summaries = [run_of(folder, row, seed).summary for seed in seeds]
-    views = [summary["views"]["personal"] for summary in summaries]
-    gains = [_gain(run_of(folder, row, seed), run_of(folder, alone, seed)) for seed in seeds]
-    first = summaries[0]
+    first, views = summaries[0], [summary["views"]["personal"] for summary in summaries]
+    gains = by_unit(
+        {seed: _gains(run_of(folder, row, seed), run_of(folder, alone, seed)) for seed in seeds}, first["partition"]
+    )
     areas = [view["auroc"] for view in views if "auroc" in view]
     return {
         "label": row.label,
@@ -130,12 +128,13 @@ def _entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
         "mean": mean_of(view["mean"] for view in views),
         "std": mean_of(view["std"] for view in views),
         "seed_std": float(np.std([view["mean"] for view in views])) if len(seeds) > 1 else None,
-        "gain_mean": mean_of(gain["mean"] for gain in gains),
-        "hurt": mean_of(gain["hurt"] for gain in gains),
+        "gain_mean": mean_of(gains.values()),
+        "hurt": count_hurt(gains),
         "nbytes_down": first["nbytes"]["down"],
         "nbytes_up": first["nbytes"]["up"],
         "seconds": mean_of(summary["seconds"] for summary in summaries),
         **({"auroc": mean_of(areas)} if areas else {}),
+        **({"search": row.search} if row.search is not None else {}),
     }
 
 

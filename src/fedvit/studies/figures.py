@@ -1,5 +1,6 @@
 """Pictures of studies."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fedvit.report.plots import COLORS, GRID, INK, MUTED
+from fedvit.report.plots import COLORS, GRID, INK, MUTED, save_figure
 from fedvit.runs.write import nbytes_of_run
 from fedvit.studies.definitions import Study
 
@@ -25,11 +26,10 @@ def _plain(axes: Axes) -> None:
 
 
 def _finish(figure: Any, path: Path, title: str) -> None:
-    """Add the title and save the picture, without the software's name, so that its bytes depend only on the content."""
+    """Add the title and save the picture."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
     figure.tight_layout()
-    figure.savefig(path, dpi=130, metadata={"Software": None}, bbox_inches="tight")
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -74,9 +74,11 @@ def draw_chosen(content: Content, study: Study, path: Path, title: str) -> None:
     for axes, column in zip(grid.flat, columns, strict=False):
         mine = [row for row in content["rows"] if row["column"] == column]
         labels = [row["row"] for row in mine]
-        test = [row["figures"]["accuracy"] for row in mine]
-        val = [row["figures"]["val"] for row in mine]
-        if None not in val:
+        test, val = (
+            [math.nan if (value := row["figures"][key]) is None else value for row in mine]  # a gap where it diverged
+            for key in ("accuracy", "val")
+        )
+        if not all(map(math.isnan, val)):
             axes.plot(labels, val, color=COLORS[2], marker="o", label="val, clients' mean")
         axes.plot(
             labels, test, color=COLORS[0], marker="s", linestyle="--", label=f"test, {mine[0]['figures']['view']}"

@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.config.load import parse_value
 from fedvit.config.resolve import to_tables
 from fedvit.core.settings import Experiment
 from fedvit.data.sources import list_datasets, load_dataset
 from fedvit.engine.cost import cost
+from fedvit.report.statistics import Unit, by_unit, count_hurt
 from fedvit.runs.folder import Run
 from fedvit.runs.write import nbytes_of_run
 from fedvit.studies.cells import Cell
 from fedvit.studies.published.common import SIZES
 from fedvit.studies.published.fedperfix import BATCHES_PER_STEP, COUNTED_CLASSES
 from fedvit.studies.rows import mean_of, run_of
+from fedvit.studies.search import best_of, edge
 
 MEBI = 2**20  # the papers' million
 
@@ -26,12 +29,15 @@ MEBI = 2**20  # the papers' million
 def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
     """Average the results of a cell's runs, over clients and then over seeds."""
     seeds = list(cell.row.experiments)
+    if not all(run_of(folder, cell.row, seed).finished for seed in seeds):
+        return {"diverged": True, "view": view, "lr": cell.row.first.train.lr, "accuracy": None, "val": None}
     summaries = [run_of(folder, cell.row, seed).summary for seed in seeds]
+    first = summaries[0]
     shown = view if all(view in summary["views"] for summary in summaries) else "personal"
     views = [summary["views"][shown] for summary in summaries]
-    gains = [summary["gain_over_local"] for summary in summaries]
+    known = all(summary["gain_over_local"] for summary in summaries)
+    gains = _unit_gains(cell, folder, first["partition"]) if known else {}
     held_out = [summary["views"]["personal"].get("val") for summary in summaries]
-    first = summaries[0]
     return {
         "view": shown,
         "accuracy": mean_of(v["mean"] for v in views),
@@ -41,8 +47,8 @@ def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
         "by_seed": [v["mean"] for v in views],
         "best_round": mean_of(v["best_round"] for v in views),
         "val": None if None in held_out else mean_of(held_out),
-        "gain_over_local": None if None in gains else mean_of(gain["mean"] for gain in gains),
-        "hurt": None if None in gains else mean_of(gain["hurt"] for gain in gains),
+        "gain_over_local": mean_of(gains.values()) if gains else None,
+        "hurt": count_hurt(gains) if gains else None,
         "lr": first["lr"],
         "rounds": first["rounds"],
         "params": first["params"],
@@ -51,6 +57,12 @@ def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
         "macs_per_example": first["macs_per_example"],
         "to_target": [_to_target([run_of(folder, cell.row, s) for s in seeds], shown, t) for t in cell.case.targets],
     }
+
+
+def _unit_gains(cell: Cell, folder: Path, partition: str) -> dict[Unit, float]:
+    """Return every unit's gain over Local, from clients.csv of every seed."""
+    runs = {seed: run_of(folder, cell.row, seed) for seed in cell.row.experiments}
+    return by_unit({seed: {row["client"]: row["gain"] for row in run.clients} for seed, run in runs.items()}, partition)
 
 
 def _to_target(runs: Sequence[Run], view: str, target: float) -> dict[str, Any]:
@@ -78,11 +90,21 @@ def _reached(rows: Sequence[dict[str, Any]], view: str, target: float) -> Sequen
 
 def chosen(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Choose the best row of every column on validation images, and give the test accuracy of only that row."""
-    best: dict[str, dict[str, Any]] = {}
+    columns: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for cell, figure in zip(cells, found, strict=True):
-        val, column = figure["val"], cell.case.column
-        if val is not None and (column not in best or val > best[column]["val"]):
-            best[column] = {"row": cell.case.row, "val": val, "accuracy": figure["accuracy"]}
+        columns.setdefault(cell.case.column, []).append((cell.case.row, figure))
+    best: dict[str, dict[str, Any]] = {}
+    for column, rows in columns.items():
+        place = best_of([figure["val"] for _, figure in rows])
+        if place is not None:
+            name, figure = rows[place]
+            values = [parse_value(row) for row, _ in rows]
+            best[column] = {
+                "row": name,
+                "val": figure["val"],
+                "accuracy": figure["accuracy"],
+                "at_edge": edge(values, values[place]) or None,
+            }
     return best
 
 

@@ -4,6 +4,7 @@ A row has one experiment, and therefore one run, per seed. Finished runs do not 
 continue.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,16 @@ import numpy as np
 from fedvit.config.load import load_experiment
 from fedvit.config.resolve import keys_of_tables
 from fedvit.config.tables import Tables
+from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.settings import Experiment
 from fedvit.engine.loop import Round
+from fedvit.report.progress import Progress
 from fedvit.report.statistics import LOCAL
 from fedvit.runs.folder import LocalBaseline, Run
 from fedvit.runs.resume import start_or_resume
+from fedvit.runs.tracking import sent_in
 
+log = logging.getLogger(__name__)
 OnStart = Callable[["Row", int, int], None]  # receives the row, the seed, and how many rounds are already done
 
 
@@ -29,6 +34,7 @@ class Row:
 
     label: str
     experiments: Mapping[int, Experiment]
+    search: Mapping[str, Any] | None = None  # how its learning rate was found, if it was searched
 
     @property
     def first(self) -> Experiment:
@@ -49,6 +55,20 @@ def resolve_seeds(
     return plain, {seed: load_experiment(None, mine, {**flags, "seed": seed}, base=base) for seed in seeds}
 
 
+def refuse_unused(paths: Iterable[str], rows: Sequence[Row]) -> None:
+    """Refuse a setting that no row has."""
+    unused = [path for path in paths if not any(concerns(path, row.first) for row in rows)]
+    if unused:
+        raise UserError(f"--set {unused[0]}: no row has this key")
+
+
+def starter(progress: Progress, folder: Path) -> OnStart:
+    """Return what tells the progress display that a run begins."""
+    return lambda row, seed, done: progress.start(
+        f"{row.label}, seed {seed}", done, sum(map(sent_in, run_of(folder, row, seed).rounds))
+    )
+
+
 def concerns(path: str, experiment: Experiment) -> bool:
     """Tell whether a row has this key. A mistyped key of a shared table counts, so that `config` explains it."""
     table, _, key = path.rpartition(".")
@@ -64,10 +84,13 @@ def run_rows(
     local_of: Callable[[Row, int], Row | None],
     on_start: OnStart,
     workers: int | None,
+    *,
+    tolerant: bool = False,
 ) -> Iterator[Round]:
     """Run what is not finished, seed by seed, with Local before the rows that are measured against it.
 
-    `local_of` returns the row against which the gains of another row are measured, if there is one.
+    `local_of` returns the row against which the gains of another row are measured, if there is one. If `tolerant`, a
+    run that diverges is left as it is, and the others go on.
     """
     for seed in rows[0].experiments:
         against = {row.label: local_of(row, seed) for row in rows}
@@ -76,7 +99,12 @@ def run_rows(
             local = LocalBaseline.of(run_of(folder, alone, seed)) if alone else None
             steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local, workers=workers)
             on_start(row, seed, len(run.rounds))
-            yield from steps
+            try:
+                yield from steps
+            except DivergedError as problem:
+                if not tolerant:
+                    raise
+                log.info("%s, seed %d: %s", row.label, seed, problem)
 
 
 def run_of(folder: Path, row: Row, seed: int) -> Run:

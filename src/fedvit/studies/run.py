@@ -20,7 +20,6 @@ from fedvit.core.errors import UserError, nearest
 from fedvit.core.files import finite, write_json
 from fedvit.core.settings import DataSettings
 from fedvit.report.progress import Progress
-from fedvit.runs.tracking import sent_in
 from fedvit.studies import measure, tables
 from fedvit.studies.cells import (
     Cell,
@@ -34,7 +33,8 @@ from fedvit.studies.cells import (
     unique_rows,
 )
 from fedvit.studies.definitions import STUDIES, Study
-from fedvit.studies.rows import run_of, run_rows
+from fedvit.studies.drawing import draw_study
+from fedvit.studies.rows import run_of, run_rows, starter
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Prepared:
     cells: Sequence[Cell]
 
     @property
-    def title(self) -> str:
+    def title(self) -> str:  # as study_title, before there is a study.json
         first = self.cells[0].row.first
         seeds = ", ".join(map(str, self.cells[0].row.experiments))
         where = f"{first.data.name}, {first.model.name}, rounds: {first.train.rounds}, seeds: {seeds}"
@@ -116,10 +116,12 @@ def carry_out(
         seen = (pictures[cell.name].silhouette for cell in plan.cells)
         found = [{**figure, "silhouette": silhouette} for figure, silhouette in zip(found, seen, strict=True)]
     content = _save(plan, found, folder)
-    _draw(plan, content, pictures, folder)
+    draw_study(content, plan.study, folder, folder / "study.png", pictures)
     yield from tables.study_tables(content, plan.study, plan.title)
     for column, pick in content.get("chosen", {}).items():
-        yield f"{column}: {pick['row']}, chosen on val ({pick['val']:.1f} %), has {pick['accuracy']:.1f} % on test"
+        edge = f"; it is the {pick['at_edge']} value tried" if pick["at_edge"] else ""
+        picked = f"{pick['row']}, chosen on val ({pick['val']:.1f} %)"
+        yield f"{column}: {picked}, has {pick['accuracy']:.1f} % on test{edge}"
     yield f"results: {folder / 'study.json'}\npicture: {folder / 'study.png'}"
 
 
@@ -132,10 +134,9 @@ def _run_all(plan: Prepared, folder: Path, workers: int | None, console: Console
             rows,
             folder,
             lambda row, seed: local_of(rows, row, seed),
-            lambda row, seed, done: progress.start(
-                f"{row.label}, seed {seed}", done, sum(map(sent_in, run_of(folder, row, seed).rounds))
-            ),
+            starter(progress, folder),
             workers,
+            tolerant=plan.study.kind == "choose",
         )
         for done in steps:
             progress.step(done)
@@ -209,26 +210,3 @@ def _save_seconds(cells: Sequence[Cell], folder: Path) -> None:
     runs = {(row.label, seed): run_of(folder, row, seed) for row in unique_rows(cells) for seed in row.experiments}
     seconds = {f"{label}/seed{seed}": run.summary["seconds"] for (label, seed), run in runs.items()}
     write_json(folder / "timings.json", {"seconds": seconds, "total": sum(seconds.values())})
-
-
-def _draw(plan: Prepared, content: Mapping[str, Any], pictures: Mapping[str, Any], folder: Path) -> None:
-    """Draw study.png."""
-    from fedvit.report import plots
-    from fedvit.studies import figures
-
-    path, study = folder / "study.png", plan.study
-    runs = {cell.row.label: [run_of(folder, cell.row, seed) for seed in cell.row.experiments] for cell in plan.cells}
-    match study.kind:
-        case "cost":
-            figures.draw_costs(content, path, plan.title)
-        case "features":
-            figures.draw_features(pictures, path, plan.title)
-        case "target":
-            figures.draw_targets(content, runs, path, plan.title)
-        case "choose":
-            figures.draw_chosen(content, study, path, plan.title)
-        case _ if len({cell.case.column for cell in plan.cells}) > 1:
-            figures.draw_columns(content, study, path, plan.title)
-        case _:
-            by_row = {cell.case.row: runs[cell.row.label] for cell in plan.cells}
-            plots.draw_comparison(by_row, path, plan.title, study.view)

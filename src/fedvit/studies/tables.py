@@ -139,8 +139,8 @@ def _chosen_rows(content: Content, study: Study, title: str) -> Table:
             escape(column) if column != last else "",
             ("✓ " if picked else "  ") + escape(row["row"]),
             "-" if f["val"] is None else f"{f['val']:.1f}",
-            _accuracy(f),
-            "-" if f["seed_std"] is None else f"{f['seed_std']:.1f}",
+            "diverged" if f.get("diverged") else _accuracy(f),
+            "-" if f.get("seed_std") is None else f"{f['seed_std']:.1f}",
             row["published"] or "-",
             style="bold" if picked else "",
         )

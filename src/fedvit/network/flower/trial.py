@@ -31,8 +31,8 @@ from fedvit.engine.system import free_ram
 from fedvit.network.flower.template import INSECURE, PROFILE, QUIET, for_trial, need_flower, write_app
 from fedvit.network.server import check_servable
 from fedvit.runs.folder import Run
-from fedvit.runs.resume import standing
-from fedvit.runs.write import class_counts
+from fedvit.runs.resume import data_errors_first, standing
+from fedvit.runs.write import about_images
 
 SECONDS_BETWEEN_QUESTIONS = 20.0
 PORTS = range(20000, 32000)  # below the ports that outgoing connections get at random
@@ -85,7 +85,8 @@ def start_or_resume_trial(
     """Do what `runs.resume.start_or_resume` does, but over Flower on this machine."""
     if (workers or 1) > 1:
         log.warning("over Flower, every client runs in its own process: --workers has no effect")
-    found = standing(experiment, folder, resume=resume)
+    with data_errors_first(experiment):
+        found = standing(experiment, folder, resume=resume)
     return iter(()) if found == "finished" else run_trial(experiment, folder, resume=found == "begun")
 
 
@@ -115,8 +116,7 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
         number = submit(trial, app, start)
         done = 0 if not resume else len(Run(folder).rounds)
         yield from follow(trial, processes, folder, number, done, old)
-    counts = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, partition)}
-    write_json(folder / "split.json", {**partition.to_json(), **counts, "network": True})
+    write_json(folder / "split.json", {**partition.to_json(), **about_images(dataset, partition), "network": True})
 
 
 def _at_once(sites: int) -> int:

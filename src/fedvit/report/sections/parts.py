@@ -6,7 +6,8 @@ from functools import cached_property
 
 from markupsafe import Markup
 
-from fedvit.report.statistics import LOCAL, POOLED, Row, rank
+from fedvit.report.statistics import LOCAL, Row, rank
+from fedvit.report.verdict import eligible
 
 MOST_LINES = 10  # rows in a chart; there are as many colors
 MOST_DETAILS = 8  # rows whose clients are shown one by one
@@ -27,11 +28,8 @@ class Group:
 
     @cached_property
     def eligible(self) -> list[Row]:
-        """The rows that may be called best: federated, finished, with as many seeds as any; or else all scored rows."""
-        scored = [row for row in self.ranked if row.mean is not None]
-        done = [row for row in scored if row.finished and row.method != POOLED]
-        most = max((len(row.records) for row in done), default=0)
-        return [row for row in done if len(row.records) == most] or scored
+        """The rows that may be called best."""
+        return eligible(self.rows)
 
     @cached_property
     def colors(self) -> dict[str, int]:

@@ -1,28 +1,31 @@
-"""The section "Result": the best row in a few numbers, and whether its lead is clear."""
+"""The section "Result": the best row in a few numbers, and whether to federate at all."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedvit.report.sections.parts import Group
-from fedvit.report.statistics import LOCAL, Record, Row, interval, lead, mean
-from fedvit.report.units import nbytes, percent, points
+from fedvit.report.statistics import LOCAL, Record, Row, interval, mean
+from fedvit.report.units import amount, nbytes, percent, points
+from fedvit.report.verdict import headline
 
 _MOST_UNFINISHED = 12  # the note names no more runs than this
+_MOST_DOUBTS = 20  # warnings on the page
 
 
 @dataclass(frozen=True)
 class Result:
-    """Notes on unfinished runs, the cards (number, words) of the best row, and its lead over the second best."""
+    """The headline, notes on unfinished runs and on doubts, and the cards (number, words) of the best row."""
 
+    headline: str
     unfinished: Sequence[str]
+    doubts: Sequence[str]
     cards: Sequence[tuple[str, str]]
-    verdict: str
 
 
 def result(group: Group) -> Result:
     """Prepare the section."""
     able = group.eligible
-    return Result(_unfinished(group.rows), _cards(able) if able else [], _verdict(able))
+    return Result(headline(group.rows), _unfinished(group.rows), _doubts(group.rows), _cards(able) if able else [])
 
 
 def _unfinished(rows: Sequence[Row]) -> list[str]:
@@ -52,9 +55,8 @@ def _cards(able: Sequence[Row]) -> list[tuple[str, str]]:
     head = f"{'highest mean accuracy' if len(able) > 1 else 'mean accuracy'} of a client's own model: {best.label}"
     cards = [(f"{percent(best.mean)} % ± {percent(best.view('std'))}", f"{head} (± over clients)")]
     if best.gains and best.method != LOCAL:
-        hurt = f"{best.hurt:.1f}".removesuffix(".0")
         cards.append((f"{points(mean(best.gains))} points", f"gain over training alone, {_interval_words(best.gains)}"))
-        cards.append((f"{hurt} of {len(best.first.clients)}", "clients would be better off alone"))
+        cards.append((f"{amount(best.hurt)} of {len(best.first.clients)}", _hurt_words(best)))
     else:
         cards.append((f"{percent(best.view('worst_decile'))} %", "mean of the worst tenth of the clients"))
     cards.append((nbytes(best.per_round), f"per sampled client and round; {nbytes(best.sent)} in the whole run"))
@@ -63,23 +65,24 @@ def _cards(able: Sequence[Row]) -> list[tuple[str, str]]:
     return cards
 
 
-def _verdict(able: Sequence[Row]) -> str:
-    """Compare the best row with the second best, client by client."""
-    rivals = [row for row in able[1:] if row.method != LOCAL]
-    if not rivals or able[0].method == LOCAL:
-        return ""
-    best, second = able[0], rivals[0]
-    apart = lead(best, second)
-    found = interval(apart)
-    if found is None:
-        return ""
-    clear = found[0] > 0 or found[1] < 0
-    words = "which excludes 0" if clear else "which includes 0: the two cannot be told apart on these clients"
-    return (
-        f"{best.label} leads {second.label} by {points(mean(apart))} points, client by client "
-        f"({_interval_words(apart)}, {words}). Rows are ranked by their accuracy on the test images of the last round; "
-        "a row with fewer seeds than others is not called best."
-    )
+def _hurt_words(row: Row) -> str:
+    """Say by which rule clients are counted, which is that of `count_hurt`."""
+    several = len(row.records) > 1
+    who = "sites" if row.same_owners else "clients"
+    how = ", averaged over seeds," if several and row.same_owners else ", as a mean over seeds," if several else ""
+    return f"{who}{how} are better off alone under {row.label}"
+
+
+def _doubts(rows: Sequence[Row]) -> list[str]:
+    """Return what the runs themselves warned of, by row and seed."""
+    lines = [
+        f"{row.label}, seed {record.seed}: {words}"
+        for row in rows
+        for record in row.records
+        for words in (record.summary or {}).get("warnings") or ()
+    ]
+    hidden = len(lines) - _MOST_DOUBTS
+    return [*lines[:_MOST_DOUBTS], f"and {hidden} more, in summary.json of each run"] if hidden > 0 else lines
 
 
 def _interval_words(values: Sequence[float]) -> str:

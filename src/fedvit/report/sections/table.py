@@ -6,7 +6,7 @@ from typing import Any
 
 from fedvit.report.sections.parts import MOST_DETAILS, Group, Line, Table
 from fedvit.report.statistics import LOCAL, POOLED, Row, interval, mean
-from fedvit.report.units import count, decimal, duration, memory, nbytes, percent, points
+from fedvit.report.units import amount, count, decimal, duration, memory, nbytes, percent, points
 
 _Column = tuple[str, Callable[[Row], str], Callable[[Row], Any]]  # heading, cell, the number behind it
 
@@ -89,7 +89,7 @@ def _gain(row: Row) -> str:
 
 
 def _hurt(row: Row) -> str:
-    return "-" if row.method == LOCAL or row.hurt is None else f"{row.hurt:.1f}"
+    return "-" if row.method == LOCAL else amount(row.hurt)
 
 
 def _macs(row: Row) -> str:

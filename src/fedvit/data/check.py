@@ -1,0 +1,259 @@
+"""Check a dataset before anything is trained: which files are bad, what is where, and what looks like a mistake."""
+
+import hashlib
+import os
+import re
+import stat
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from fedvit.core.errors import UserError
+from fedvit.core.settings import DataSettings
+from fedvit.data import folders
+from fedvit.data.cache import UnreadableError
+from fedvit.data.dataset import Dataset
+from fedvit.data.sources import load_dataset, locate
+
+SHORTEST_TYPO = 6  # letters of a class name below which one different letter means nothing
+
+
+@dataclass(frozen=True)
+class Note:
+    """A finding: its kind, the files, folders or classes that it is about, and what it means."""
+
+    kind: str
+    names: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Good images by site (an empty name if there are none) and class, what is bad, and what may be a mistake."""
+
+    counts: dict[str, dict[str, int]]
+    bad: tuple[Note, ...]
+    hints: tuple[Note, ...]
+
+    @property
+    def images(self) -> int:
+        return sum(sum(classes.values()) for classes in self.counts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return {"images": self.images, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One file or image: its name, and where it belongs."""
+
+    name: str
+    label: str
+    site: str
+    part: str  # train, test or val, or nothing
+
+
+def check_folder(root: Path, settings: DataSettings) -> Check:
+    """Read every file of an image folder and return all findings at once."""
+    items, bad = _placed(root, settings)
+    files = {item.name: root / item.name for item in items}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        found = dict(zip(files, pool.map(_problem_with, files.values()), strict=True))
+    bad += [Note(kind, (name,), f"{name} {text}") for name, (kind, text) in found.items() if kind]
+    good = [item for item in items if not found[item.name][0]]
+    wrong, hints = _judged(good, lambda item: _hash_of(files[item.name]), lambda item: files[item.name].stat().st_size)
+    labels, sites = ({getattr(item, key) for item in items} for key in ("label", "site"))
+    similar, typos = similar_names("classes", labels)
+    same_sites = [Note("similar sites", note.names, note.text) for note in similar_names("sites", sites)[0]]
+    return Check(_counted(good), (*bad, *similar, *wrong), (*typos, *same_sites, *hints))
+
+
+def check_dataset(dataset: Dataset) -> Check:
+    """Check a dataset in memory: counts, class names, and images that are there twice."""
+    site_of = dataset.site_names if dataset.sites is not None else ("",)
+    owners = dataset.sites if dataset.sites is not None else [0] * len(dataset)
+    tests = dataset.official_test if dataset.official_test is not None else [None] * len(dataset)
+    parts = {None: "", True: "test", False: "train"}
+    items = [
+        _Item(
+            f"image {number}", dataset.class_names[label], site_of[owner], parts[None if test is None else bool(test)]
+        )
+        for number, (label, owner, test) in enumerate(zip(dataset.labels, owners, tests, strict=True))
+    ]
+    numbers = {item.name: number for number, item in enumerate(items)}
+    wrong, hints = _judged(items, lambda item: hashlib.sha256(dataset.images[numbers[item.name]].tobytes()).hexdigest())
+    similar, typos = similar_names("classes", dataset.class_names)
+    return Check(_counted(items), (*similar, *wrong), (*typos, *hints))
+
+
+def _counted(items: Iterable[_Item]) -> dict[str, dict[str, int]]:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for item in items:
+        counts[item.site][item.label] += 1
+    return {site: dict(sorted(classes.items())) for site, classes in sorted(counts.items())}
+
+
+# Folders.
+
+
+def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]]:
+    """Return every file with its class, site and part, and what is wrong with the folders themselves."""
+    if settings.layout == "tiny_imagenet" or (settings.layout == "auto" and folders.is_tiny_imagenet(root)):
+        scan = folders.scan(root, settings.layout, ())
+        names = [os.path.relpath(file, root) for file in scan.files]
+        return [_Item(n, scan.class_names[y], "", "") for n, y in zip(names, scan.labels, strict=True)], []
+    items, bad = [], list(_misplaced(root))
+    depths: dict[bool, str] = {}
+    classes: dict[str, set[str]] = defaultdict(set)
+    for leaf in folders.leaves(root):
+        folder = "/".join(leaf.parts)
+        try:
+            where = folders.place(leaf.parts, root, settings.layout)
+        except UserError as problem:
+            bad.append(Note("folder", (folder,), str(problem)))
+            continue
+        depths.setdefault(where.site is None, folder)
+        classes[where.site or ""].add(where.label)
+        if not leaf.files and not settings.class_list and where.part in (None, "train"):
+            bad.append(Note("empty folder", (folder,), f"{folder} is empty: remove the folder or fill it"))
+        items += [_Item(f"{folder}/{n}", where.label, where.site or "", where.part or "") for n in leaf.files]
+    if len(depths) > 1:
+        text = f"class/image ({depths[True]}) and site/class/image ({depths[False]}) are mixed"
+        bad.append(Note("folder", (depths[True], depths[False]), text))
+    else:
+        bad += _disagreement(classes, settings.class_list)
+    if not items and not bad:
+        bad.append(Note("folder", (), f"no images in {root}: expected class/image or site/class/image"))
+    return items, bad
+
+
+def _misplaced(root: Path) -> Iterator[Note]:
+    """Report images beside folders, which nobody would ever read."""
+    for base, directories, files in os.walk(root, followlinks=True):
+        directories[:] = sorted(name for name in directories if not name.startswith("."))
+        for name in sorted(files) if directories or Path(base) == root else []:
+            if Path(name).suffix.lower() in folders.SUFFIXES and not name.startswith("."):
+                place = os.path.relpath(os.path.join(base, name), root)
+                yield Note("misplaced", (place,), f"{place} is not in a class folder, so it is never used")
+
+
+def _disagreement(classes: dict[str, set[str]], listed: Sequence[str]) -> Iterator[Note]:
+    """Report sites whose classes differ, or classes that data.class_names does not list."""
+    every = set().union(*classes.values())
+    if listed:
+        strange = tuple(sorted(every - set(listed)))
+        if strange:
+            yield Note("classes", strange, f"data.class_names does not list {', '.join(strange)}")
+        return
+    for site, mine in sorted(classes.items()):
+        if mine != every:
+            lacks = ", ".join(sorted(every - mine))
+            yield Note(
+                "classes", (site,), f"{site} lacks {lacks}: rename folders, or list all with --set data.class_names=a,b"
+            )
+
+
+def check_source(settings: DataSettings) -> Check:
+    """Check the folder, file or named dataset that these settings mean."""
+    path = locate(settings)
+    if path is not None and path.is_dir():
+        return check_folder(path, settings)
+    return check_dataset(load_dataset(settings, None))
+
+
+def _problem_with(file: Path) -> tuple[str, str]:
+    """Return the kind of a file's problem and what it is, or two empty texts."""
+    try:
+        about = file.stat()
+        if not stat.S_ISREG(about.st_mode):
+            return "not a file", "is not a regular file"
+        if about.st_size == 0:
+            return "empty", "is empty"
+        folders.decode(file, (8, 8), Counter())
+        return "", ""
+    except OSError as problem:
+        return "unreadable", f"cannot be opened: {problem.strerror}"
+    except (UnreadableError, UserError) as problem:
+        text = str(problem).removeprefix(f"{file} ")
+        kinds = {"is not an image": "not an image", "truncated": "truncated", "pixels": "too large"}
+        return next((kind for word, kind in kinds.items() if word in text), "unreadable"), text
+
+
+def _hash_of(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+# The same image twice, and names that are almost the same.
+
+
+def _judged(
+    items: Sequence[_Item], digest: Callable[[_Item], str], size: Callable[[_Item], int] = lambda item: 0
+) -> tuple[list[Note], list[Note]]:
+    """Find identical images; only those of the same size are compared. One with two labels is bad, others are hints."""
+    by_size = defaultdict(list)
+    for item in items:
+        by_size[size(item)].append(item)
+    same = defaultdict(list)
+    for number, group in by_size.items():
+        for item in group if len(group) > 1 else []:
+            same[number, digest(item)].append(item)
+    bad, hints = [], []
+    for group in (group for group in same.values() if len(group) > 1):
+        names = tuple(item.name for item in group)
+        labels, sites, parts = ({getattr(item, key) for item in group} for key in ("label", "site", "part"))
+        told = f"the same image is at {', '.join(names)}"
+        if len(labels) > 1:
+            bad.append(Note("two labels", names, f"{told}: it has {len(labels)} labels"))
+        elif len(sites) > 1:
+            hints.append(Note("two sites", names, f"{told}: {len(sites)} sites have it"))
+        elif len(parts) > 1:
+            hints.append(Note("train and test", names, f"{told}: it is trained on and tested with"))
+        else:
+            hints.append(Note("twice", names, told))
+    return bad, hints
+
+
+def similar_names(what: str, names: Iterable[str]) -> tuple[list[Note], list[Note]]:
+    """Find names that differ only in case, spaces or separators, and as hints those that differ in one letter."""
+    by_key = defaultdict(list)
+    for name in sorted(set(names)):
+        by_key[_plain(name)].append(name)
+    same = [
+        Note(f"similar {what}", tuple(group), f"the {what} {_quoted(group)} differ only in case, spaces or separators")
+        for group in by_key.values()
+        if len(group) > 1
+    ]
+    pairs = [
+        (by_key[a][0], by_key[b][0])
+        for a, b in combinations(sorted(by_key), 2)
+        if abs(len(a) - len(b)) <= 1 and _one_letter_apart(a, b)
+    ]
+    hints = [Note("typo", pair, f"the {what} {_quoted(pair)} differ in one letter") for pair in pairs]
+    return same, hints
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return " and ".join(repr(name) for name in names)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_\-]+", " ", unicodedata.normalize("NFKC", name).casefold()).strip()
+
+
+def _one_letter_apart(a: str, b: str) -> bool:
+    """Return whether b is the plural of a, or both are long and one letter was added, left out or mistyped."""
+    short, long = sorted((a, b), key=len)
+    if len(short) >= 3 and long == f"{short}s":
+        return True
+    if len(long) < SHORTEST_TYPO:
+        return False
+    start = next((i for i, (x, y) in enumerate(zip(short, long, strict=False)) if x != y), len(short))
+    rest = short[start + (len(short) == len(long)) :]
+    letters = long[start] + (short[start : start + 1] if len(short) == len(long) else "")
+    return rest == long[start + 1 :] and letters.isalpha()
