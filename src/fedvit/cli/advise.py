@@ -81,7 +81,7 @@ def advise(
             for done in steps:
                 progress.step(done)
         outcome = outcome_of(seen)
-        said = answer(seen, outcome)
+        said = answer(seen, outcome, flags["workers"])
         save_answer(seen, outcome, said)
         if as_json:
             print_json(said)

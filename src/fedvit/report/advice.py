@@ -9,6 +9,8 @@ from rich.table import Table
 from fedvit.report import units
 from fedvit.report.tables import plain_table
 
+HOW = {"probe": "at the pace of the probe", "measured": "measured here before", "table": "from a table"}
+
 
 def advice_parts(said: Mapping[str, Any]) -> Iterator[str | Table]:
     """Yield what advice says, in the order in which a person needs it."""
@@ -55,10 +57,12 @@ def _data_line(data: Mapping[str, Any]) -> str:
 
 def _cost_line(said: Mapping[str, Any]) -> str:
     chosen, machine = said["recommendation"], said["machine"]
-    time = "not measured without a probe" if chosen["minutes"] is None else units.duration(60 * chosen["minutes"])
-    where = machine["gpu"] or f"{machine['cores']} cores, {machine['free_ram_mb'] / 1000:.1f} GB free"
+    time, how = units.duration(60 * chosen["minutes"]), HOW[chosen["how"]]
+    memory = f"{units.memory(chosen['memory_mb'])} of {units.memory(machine['free_ram_mb'])} free memory"
+    where = machine["gpu"] or f"{machine['cores']} cores"
     sent = units.nbytes(chosen["nbytes_per_client_round"])
-    words = f"{time} on this machine ({where}); {sent} per client and round, {units.nbytes(chosen['nbytes'])} in all"
+    words = f"about {time} on this machine ({where}; {how}) and {memory}; "
+    words += f"{sent} per client and round, {units.nbytes(chosen['nbytes'])} in all"
     if chosen["nbytes"]:
         seconds = units.duration(chosen["link_seconds_per_round"])
         words += f"; sending takes {seconds} a round at {said['link_mbit']:g} Mbit/s"

@@ -1,6 +1,5 @@
 """Advice on which method to use: look at the data, apply the rules, and probe before promising."""
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedvit.config.hashing import settings_hash
 from fedvit.config.load import load_experiment, read_tables
-from fedvit.config.resolve import to_tables
 from fedvit.core.errors import UserError
-from fedvit.core.files import write_json
+from fedvit.core.files import check_writable, write_json
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
+from fedvit.data.partition.records import Partition
 from fedvit.engine.cost import cost
 from fedvit.engine.loop import Round
 from fedvit.engine.worker import load_data
@@ -87,6 +87,7 @@ class Look:
     rounds: int
     cohort: int
     folder: Path
+    whole: tuple[Dataset, Partition]
     data: Dataset  # of the probe: training images only
     rungs: Rungs | None  # None: there is no probe
     too_large: Sequence[str] = ()  # candidates that were left out because they send too much for the link
@@ -123,7 +124,7 @@ def look(question: Question, out: Path | None, *, probe: bool = True, dataset: D
     sites = len(data.site_names)
     rungs = plan_rungs(candidates, rounds, sites, min(cohort, sites)) if probe else None
     folder = out or Path("runs") / f"advise-{Path(plain.data.name).stem}-{_digest(question, rounds)[:8]}"
-    seen = Look(question, profile, candidates, rounds, cohort, folder, data, rungs, too_large)
+    seen = Look(question, profile, candidates, rounds, cohort, folder, (dataset, partition), data, rungs, too_large)
     _check_folder(seen)
     return seen
 
@@ -144,8 +145,7 @@ def _that_fit_the_link(
 
 def _digest(question: Question, rounds: int) -> str:
     """Hash the settings that a probe depends on."""
-    text = json.dumps(to_tables(question.experiment(NEUTRAL, rounds)), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return settings_hash(question.experiment(NEUTRAL, rounds), more=question.link_mbit)
 
 
 def _check_folder(seen: Look) -> None:
@@ -158,17 +158,15 @@ def _check_folder(seen: Look) -> None:
         return
     if seen.folder.exists() and (not seen.folder.is_dir() or any(seen.folder.iterdir())):
         raise UserError(f"{seen.folder} is not empty and does not hold advice: give another --out")
-    try:
-        seen.folder.mkdir(parents=True, exist_ok=True)
-        write_json(note, mine)
-    except OSError as problem:
-        raise UserError(f"cannot write to {seen.folder}: {problem.strerror}; give another --out") from problem
+    check_writable(seen.folder)
+    seen.folder.mkdir(parents=True, exist_ok=True)
+    write_json(note, mine)
 
 
 def run_probe(seen: Look, on_start: OnStart = lambda *_: None, workers: int | None = 1) -> Iterator[Round]:
     """Probe the candidates; what is done already is not done again."""
     while seen.rungs is not None:
-        step = next_step(seen.probe, seen.candidates, seen.rungs, seen.profile.classes)
+        step = next_step(seen.probe, seen.candidates, seen.rungs)
         if isinstance(step, Outcome):
             return
         on_start(*step)
@@ -179,6 +177,6 @@ def outcome_of(seen: Look) -> Outcome:
     """Return what the finished probe found; without a probe, the favourite."""
     if seen.rungs is None:
         return Outcome(seen.candidates[0], {}, {})
-    found = next_step(seen.probe, seen.candidates, seen.rungs, seen.profile.classes)
+    found = next_step(seen.probe, seen.candidates, seen.rungs)
     assert isinstance(found, Outcome)
     return found

@@ -13,6 +13,9 @@ from fedvit.config.load import FLAGS
 from fedvit.core.files import write_json, write_text
 from fedvit.core.settings import Experiment
 from fedvit.engine.cost import cost
+from fedvit.engine.estimate import Estimate, estimate_run
+from fedvit.engine.net import make_net
+from fedvit.engine.pool_size import number_of_workers
 from fedvit.engine.system import cores, free_ram
 from fedvit.report.statistics import LOCAL, interval
 from fedvit.studies.advise import Look
@@ -31,13 +34,13 @@ from fedvit.studies.advise_rules import Candidate, evidence_for, reasons_for
 SEEDS = "0,1,2"
 
 
-def answer(seen: Look, outcome: Outcome) -> dict[str, Any]:
+def answer(seen: Look, outcome: Outcome, workers: int | None = 1) -> dict[str, Any]:
     """Put together everything that advice says, as plain values."""
     chosen = outcome.chosen
     full = seen.experiment(chosen)
-    rounds, minutes = _within_limit(seen, outcome, full)
-    price = cost(full, seen.profile.classes)
-    each = price["nbytes"]["down"] + price["nbytes"]["up"]
+    before = _estimate(seen, full, workers)
+    rounds, minutes = _within_limit(seen, _minutes(seen, outcome, full) or before.minutes)
+    each = sum(cost(full, seen.profile.classes)["nbytes"].values())
     on_link = each * 8 / (seen.question.link_mbit * 1e6)
     rows = _rows(seen, outcome)
     rivals = _rivals(seen, outcome)
@@ -59,6 +62,9 @@ def answer(seen: Look, outcome: Outcome) -> dict[str, Any]:
             "rounds": rounds,
             "cohort": seen.cohort,
             "minutes": minutes,
+            "how": "probe" if outcome.last else before.how,
+            "memory_mb": before.memory_mb,
+            "workers": before.workers,
             "nbytes_per_client_round": each,
             "nbytes": each * seen.cohort * rounds,
             "link_seconds_per_round": on_link,
@@ -97,13 +103,25 @@ def _rivals(seen: Look, outcome: Outcome) -> list[Candidate]:
 # Cost.
 
 
-def _within_limit(seen: Look, outcome: Outcome, full: Experiment) -> tuple[int, float | None]:
-    """Return the rounds of the recommended run, fewer if it would take too long, and its minutes, if measured."""
+def _estimate(seen: Look, full: Experiment, workers: int | None) -> Estimate:
+    """Estimate the recommended run from its settings and data."""
+    dataset, partition = seen.whole
+    net = make_net(full, dataset.classes, torch.device(full.run.devices[0]))
+    return estimate_run(full, net, dataset, partition, number_of_workers(workers, full, net, dataset, partition))
+
+
+def _minutes(seen: Look, outcome: Outcome, full: Experiment) -> float | None:
+    """Return the minutes of the recommended run at the pace of the probe, if there was one."""
     measured = outcome.last.get(outcome.chosen.key)
     if measured is None or not measured.examples:
-        return seen.rounds, None
-    examples = expected_examples(full, seen.profile.images, seen.profile.clients)
-    minutes = measured.seconds / measured.examples * examples / 60
+        return None
+    return (
+        measured.seconds / measured.examples * expected_examples(full, seen.profile.images, seen.profile.clients) / 60
+    )
+
+
+def _within_limit(seen: Look, minutes: float) -> tuple[int, float]:
+    """Return the rounds and minutes of the recommended run, with fewer rounds if it would take too long."""
     limit = seen.question.max_minutes
     if limit is None or minutes <= limit:
         return seen.rounds, minutes
@@ -202,7 +220,7 @@ def _doubts(seen: Look, outcome: Outcome, rounds: int) -> list[str]:
         found.append("no probe was run: the recommendation rests on other data only")
     else:
         chosen = outcome.last[outcome.chosen.key]
-        if not learns(chosen, outcome.chosen, profile.classes):
+        if not learns(chosen):
             found.append(
                 f"{chosen.label} did not learn at {chosen.lr:g} in the probe: try smaller rates before anything else"
             )

@@ -5,6 +5,7 @@ that have trained are counted: in a few rounds many are never sampled, which a f
 """
 
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.core.errors import DivergedError
 from fedvit.core.files import write_json
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -25,12 +27,12 @@ from fedvit.runs.resume import start_or_resume
 from fedvit.studies.advise_data import HELD_OUT
 from fedvit.studies.advise_rules import Candidate
 
+log = logging.getLogger(__name__)
 ROWS, SHARE = 8, 0.2  # a probe costs at most this share of so many full runs
 CAUTION = 0.8  # of that, because set-up and scoring take time too
 FINALISTS = 2
 ALONE_MARGIN = 2.0  # points by which training alone must lead to be recommended
 MOST_ROUNDS = 12  # of a candidate; more would tell little more
-LOSSES = {"fed_rod": 2}  # methods that report the sum of several losses
 TRAINS_TO_TEST = ("fedavg_ft",)  # methods that train every client whenever they are scored
 
 
@@ -51,14 +53,15 @@ class Probed:
     label: str
     lr: float
     rounds: int
-    accuracy: Mapping[str, float]  # in percent, by client
-    loss: float | None  # of the last round's training
+    accuracy: Mapping[str, float]  # in percent, by client; empty if training diverged
+    loss: float | None  # of the last round's training; None if it is not a number
+    chance: float  # the loss of guessing
     examples: float  # trained on so far, times passes
     seconds: float  # so far
 
     @property
     def mean(self) -> float:
-        return float(np.mean(list(self.accuracy.values())))
+        return float(np.mean(list(self.accuracy.values()))) if self.accuracy else 0.0
 
 
 def plan_rungs(candidates: Sequence[Candidate], rounds: int, clients: int, cohort: int) -> Rungs | None:
@@ -120,9 +123,12 @@ class Probe:
         """Train a candidate up to this round, and note its score."""
         experiment = probe_experiment(self.experiment_of(candidate), self.data, rounds)
         folder = self.folder / f"{candidate.label}-lr{candidate.lr:g}"
-        yield from start_or_resume(experiment, folder, resume=True, dataset=self.data, workers=workers)
-        before = self.noted(candidate)
-        write_json(self.notes, [*self._entries(), asdict(_read(Run(folder), candidate, experiment, before))])
+        try:
+            yield from start_or_resume(experiment, folder, resume=True, dataset=self.data, workers=workers)
+        except DivergedError as problem:
+            log.info("%s at %g diverged: %s", candidate.label, candidate.lr, problem)
+        found = _read(Run(folder), candidate, experiment, self.data.classes, self.noted(candidate))
+        write_json(self.notes, [*self._entries(), asdict(found)])
 
     def noted(self, candidate: Candidate) -> list[Probed]:
         """Return the scores of a candidate so far, one for every rung."""
@@ -137,24 +143,26 @@ class Probe:
         return json.loads(self.notes.read_text()) if self.notes.is_file() else []
 
 
-def _read(run: Run, candidate: Candidate, experiment: Experiment, before: Sequence[Probed]) -> Probed:
+def _read(run: Run, candidate: Candidate, experiment: Experiment, classes: int, before: Sequence[Probed]) -> Probed:
     """Read a candidate's score from its run; earlier rungs count with what they trained on to be scored."""
     assert candidate.lr is not None
+    done = run.finished and len(run.rounds) == experiment.train.rounds  # if not, training diverged
     trained, tested = examples_trained(run, experiment)
     return Probed(
         candidate.label,
         candidate.lr,
         experiment.train.rounds,
-        {row["client"]: row["personal_accuracy"] for row in run.clients if row["rounds_trained"]},
-        run.rounds[-1]["loss"],
+        {row["client"]: row["personal_accuracy"] for row in run.clients if row["rounds_trained"]} if done else {},
+        run.rounds[-1]["loss"] if done else None,
+        _plan(experiment).loss_terms * math.log(classes),
         trained + tested * (len(before) + 1),
-        run.summary["seconds"],
+        sum(sum(timing["seconds"].values()) for timing in run.timings),
     )
 
 
 def examples_trained(run: Run, experiment: Experiment) -> tuple[float, float]:
     """Count the images that a run trained on, times epochs and passes: in its rounds, and for one scoring."""
-    sizes = {row["client"]: row["train_samples"] for row in run.clients}
+    sizes = {name: len(part["train"]) for name, part in run.split["clients"].items()}
     cohorts = sum(sizes[name] for row in run.rounds for name in row["cohort"])
     return cohorts * _passes(experiment), sum(sizes.values()) * _passes_to_test(experiment)
 
@@ -169,9 +177,13 @@ def expected_examples(experiment: Experiment, images: int, clients: int) -> floa
 
 def _passes(experiment: Experiment) -> float:
     """Return how often a client passes over its images in a round."""
+    return float(_plan(experiment).passes(experiment.train.epochs)) * experiment.train.epochs
+
+
+def _plan(experiment: Experiment) -> Plan:
     plan = plan_of(experiment)
     assert isinstance(plan, Plan)
-    return float(plan.passes(experiment.train.epochs)) * experiment.train.epochs
+    return plan
 
 
 def _passes_to_test(experiment: Experiment) -> float:
@@ -192,26 +204,25 @@ def clearly_better(a: Probed, b: Probed, by: float = 0.0) -> bool:
     return found is not None and found[0] > by
 
 
-def learns(found: Probed, candidate: Candidate, classes: int) -> bool:
+def learns(found: Probed) -> bool:
     """Tell whether training went well: the loss is a number, and not above that of guessing."""
-    guessing = LOSSES.get(candidate.method, 1) * math.log(classes)
-    return found.loss is not None and found.loss <= 1.05 * guessing  # a loss that is not a number is not below it
+    return found.loss is not None and found.loss <= 1.05 * found.chance
 
 
-def choose(candidates: Sequence[Candidate], found: Mapping[str, Probed], classes: int) -> Candidate:
+def choose(candidates: Sequence[Candidate], found: Mapping[str, Probed]) -> Candidate:
     """Keep the first candidate unless it does not learn or another one is clearly better.
 
     Training alone must be better by more than a margin: it leads in early rounds and falls behind later.
     """
-    sound = [c for c in candidates if learns(found[c.key], c, classes)] or list(candidates)
+    sound = [c for c in candidates if learns(found[c.key])] or list(candidates)
     margin = {c.key: ALONE_MARGIN if c.method == LOCAL else 0.0 for c in sound}
     better = [c for c in sound[1:] if clearly_better(found[c.key], found[sound[0].key], margin[c.key])]
     return max(better, key=lambda c: found[c.key].mean, default=sound[0])
 
 
-def finalists(candidates: Sequence[Candidate], found: Mapping[str, Probed], classes: int) -> list[Candidate]:
+def finalists(candidates: Sequence[Candidate], found: Mapping[str, Probed]) -> list[Candidate]:
     """Return who goes on: the favourite, unless it does not learn, and the best of the others."""
-    sound = [c for c in candidates if learns(found[c.key], c, classes)] or list(candidates)
+    sound = [c for c in candidates if learns(found[c.key])] or list(candidates)
     others = sorted(sound[1:], key=lambda c: -found[c.key].mean)
     return [sound[0], *others[: FINALISTS - 1]]
 
@@ -234,9 +245,7 @@ class Outcome:
     first: Mapping[str, Probed]
 
 
-def next_step(
-    probe: Probe, candidates: Sequence[Candidate], rungs: Rungs, classes: int
-) -> tuple[Candidate, int] | Outcome:
+def next_step(probe: Probe, candidates: Sequence[Candidate], rungs: Rungs) -> tuple[Candidate, int] | Outcome:
     """Return which candidate to probe next, up to which round; or the outcome, if all is done."""
     found: dict[str, Probed] = {}
     wanted = [(c, rungs.first) for c in candidates[: rungs.candidates]]
@@ -244,20 +253,20 @@ def next_step(
     if len(first) < len(wanted):
         return wanted[len(first)]
     found |= first
-    going_on = finalists(candidates[: rungs.candidates], first, classes)
+    going_on = finalists(candidates[: rungs.candidates], first)
     wanted = [(c, rungs.last) for c in going_on]
     late = _scores(probe, wanted)
     if len(late) < len(wanted):
         return wanted[len(late)]
     found |= late
-    chosen = choose(going_on, late, classes)
-    if rungs.rates or not learns(late[chosen.key], chosen, classes):
+    chosen = choose(going_on, late)
+    if rungs.rates or not learns(late[chosen.key]):
         gentle = slower(chosen)
         score = probe.score(gentle, rungs.last)
         if score is None:
             return gentle, rungs.last
         found[gentle.key] = score
-        chosen = choose([chosen, gentle], found, classes)
+        chosen = choose([chosen, gentle], found)
     return Outcome(chosen, found, first)
 
 

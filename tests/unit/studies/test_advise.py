@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fedvit.cli.main import app
 from fedvit.core.errors import UserError
-from fedvit.core.settings import TrainSettings
+from fedvit.core.settings import Experiment, TrainSettings
 from fedvit.data.dataset import Dataset
 from fedvit.engine.worker import load_data
 from fedvit.report.statistics import LOCAL
@@ -24,6 +24,7 @@ from fedvit.studies.advise_probe import (
     ROWS,
     SHARE,
     Outcome,
+    Probe,
     Probed,
     choose,
     finalists,
@@ -145,32 +146,34 @@ FIRST, SECOND = Candidate("fedavg_ft", "bias", 0.01), Candidate("fed_rod", "bias
 ALONE = Candidate(LOCAL, "full", 0.001)
 
 
-def probed(candidate: Candidate, accuracy: list[float], loss: float | None = 1.0, rounds: int = 2) -> Probed:
+def probed(candidate: Candidate, accuracy: list[float], loss: float | None = 1.0, chance: float = 2.3) -> Probed:
     named = {str(number): value for number, value in enumerate(accuracy)}
     assert candidate.lr is not None
-    return Probed(candidate.label, candidate.lr, rounds, named, loss, 100.0, 1.0)
+    return Probed(candidate.label, candidate.lr, 2, named, loss, chance, 100.0, 1.0)
 
 
 def test_the_favourite_stays_unless_another_is_clearly_better() -> None:
     base = [50.0, 60.0, 70.0, 80.0]
     unclear = {FIRST.key: probed(FIRST, base), SECOND.key: probed(SECOND, [90.0, 50.0, 80.0, 75.0])}
-    assert choose([FIRST, SECOND], unclear, 10) is FIRST
+    assert choose([FIRST, SECOND], unclear) is FIRST
     alone = {FIRST.key: probed(FIRST, base), ALONE.key: probed(ALONE, [x + 1.5 + x / 1000 for x in base])}
-    assert choose([FIRST, ALONE], alone, 10) is FIRST  # training alone leads early, so it needs a margin
+    assert choose([FIRST, ALONE], alone) is FIRST  # training alone leads early, so it needs a margin
     alone[ALONE.key] = probed(ALONE, [x + 4 + x / 1000 for x in base])
-    assert choose([FIRST, ALONE], alone, 10) is ALONE
+    assert choose([FIRST, ALONE], alone) is ALONE
     clear = {**unclear, SECOND.key: probed(SECOND, [x + 6 + x / 100 for x in base])}
-    assert choose([FIRST, SECOND], clear, 10) is SECOND
+    assert choose([FIRST, SECOND], clear) is SECOND
 
 
 def test_a_favourite_that_does_not_learn_loses_its_place() -> None:
     fine = probed(SECOND, [40.0, 41.0])
     for loss in (5.0, float("nan"), None):
         found = {FIRST.key: probed(FIRST, [50.0, 51.0], loss), SECOND.key: fine}
-        assert choose([FIRST, SECOND], found, 10) is SECOND
-        assert finalists([FIRST, SECOND], found, 10) == [SECOND]
-    both = probed(SECOND, [40.0, 41.0], loss=2 * 2.3)  # it adds two losses, each near that of guessing among ten
-    assert choose([SECOND, FIRST], {FIRST.key: probed(FIRST, [1.0, 2.0]), SECOND.key: both}, 10) is SECOND
+        assert choose([FIRST, SECOND], found) is SECOND
+        assert finalists([FIRST, SECOND], found) == [SECOND]
+    both = probed(
+        SECOND, [40.0, 41.0], loss=2 * 2.3, chance=2 * 2.3
+    )  # it adds two losses, each near that of guessing among ten
+    assert choose([SECOND, FIRST], {FIRST.key: probed(FIRST, [1.0, 2.0]), SECOND.key: both}) is SECOND
 
 
 def test_the_best_of_the_others_goes_on_with_the_favourite() -> None:
@@ -179,7 +182,7 @@ def test_the_best_of_the_others_goes_on_with_the_favourite() -> None:
         SECOND.key: probed(SECOND, [30.0, 40.0]),
         ALONE.key: probed(ALONE, [20.0, 30.0]),
     }
-    assert finalists([FIRST, ALONE, SECOND], found, 10) == [FIRST, SECOND]
+    assert finalists([FIRST, ALONE, SECOND], found) == [FIRST, SECOND]
 
 
 def test_the_verdict_says_when_training_alone_is_as_good(tmp_path: Path) -> None:
@@ -308,7 +311,8 @@ def test_the_commands_that_it_prints_run(tmp_path: Path) -> None:
     assert status == 0
     said = json.loads(text)
     assert said["probe"] is None
-    assert said["recommendation"]["minutes"] is None
+    assert said["recommendation"]["minutes"] > 0
+    assert said["recommendation"]["how"] in ("table", "measured")
     assert any("no probe" in doubt for doubt in said["doubts"])
     for number, kind in enumerate(("run", "compare")):
         words = said["commands"][kind].split()
@@ -357,3 +361,19 @@ def test_candidates_that_send_too_much_for_the_link_are_left_out(tmp_path: Path)
     seen = look(Question(None, {}, FLAGS, link_mbit=0.01), tmp_path / "a")
     assert [candidate.label for candidate in seen.candidates] == ["fedrep", LOCAL]
     assert seen.too_large == ["fed_rod", "fedavg_ft"]
+
+
+def test_a_candidate_that_diverges_is_noted_and_cannot_be_chosen(tmp_path: Path) -> None:
+    dataset, partition = load_data(tiny())
+    data = probe_dataset(dataset, partition, 0)
+
+    def experiment_of(candidate: Candidate) -> Experiment:
+        return tiny(candidate.label, {"optimizer": "sgd"}, lr=candidate.lr)
+
+    probe = Probe(tmp_path, data, experiment_of)
+    wild, calm = Candidate("fedavg", "full", 1e9), Candidate(LOCAL, "full", 0.01)
+    for candidate in (wild, calm):
+        list(probe.run(candidate, 2, 1))
+    found = {c.key: score for c in (wild, calm) if (score := probe.score(c, 2)) is not None}
+    assert len(found) == 2
+    assert choose([wild, calm], found) is calm
