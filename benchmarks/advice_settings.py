@@ -26,6 +26,10 @@ DIGITS: Tables = {
 }
 
 # Large shares for testing keep the training short and the comparison sharp.
+#
+# The first try was judged on three settings, and its rules missed on one: from random weights, with Dirichlet 0.5, the
+# advice was 6.7 points below the best row. The other four settings had not been scored or looked at, so they went on to
+# the second try, with new ones in place of the three.
 HELD_OUT: dict[str, dict[str, Tables]] = {
     "first": {
         "pneumonia, dirichlet 0.2": stack_tables([TINY, {
@@ -38,6 +42,20 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
         }]),
         "digits, pathological 3": stack_tables([DIGITS, {
             "partition": {"name": "pathological", "clients": 12, "classes": 3}, "run": {"seed": 12},
+        }]),
+    },
+    "second": {
+        "digits, dirichlet 0.4": stack_tables([DIGITS, {
+            "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.4},
+            "train": {"cohort": 5}, "run": {"seed": 21},
+        }]),
+        "digits, pathological 4": stack_tables([DIGITS, {
+            "partition": {"name": "pathological", "clients": 15, "classes": 4}, "run": {"seed": 22},
+        }]),
+        "pneumonia, dirichlet 0.4": stack_tables([TINY, {
+            "data": {"name": "pneumoniamnist", "samples": 2000, "test": 0.7},
+            "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.4},
+            "train": {"rounds": 6}, "run": {"seed": 21},
         }]),
         "cifar100, dirichlet 0.3": stack_tables([TINY, {
             "data": {"name": "cifar100_small", "samples": 3600, "test": 0.7},

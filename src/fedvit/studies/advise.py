@@ -166,7 +166,7 @@ def _check_folder(seen: Look) -> None:
 def run_probe(seen: Look, on_start: OnStart = lambda *_: None, workers: int | None = 1) -> Iterator[Round]:
     """Probe the candidates; what is done already is not done again."""
     while seen.rungs is not None:
-        step = next_step(seen.probe, seen.candidates, seen.rungs)
+        step = next_step(seen.probe, seen.candidates, seen.rungs, seen.rounds)
         if isinstance(step, Outcome):
             return
         on_start(*step)
@@ -177,6 +177,6 @@ def outcome_of(seen: Look) -> Outcome:
     """Return what the finished probe found; without a probe, the favourite."""
     if seen.rungs is None:
         return Outcome(seen.candidates[0], {}, {})
-    found = next_step(seen.probe, seen.candidates, seen.rungs)
+    found = next_step(seen.probe, seen.candidates, seen.rungs, seen.rounds)
     assert isinstance(found, Outcome)
     return found

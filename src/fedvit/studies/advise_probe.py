@@ -31,7 +31,10 @@ log = logging.getLogger(__name__)
 ROWS, SHARE = 8, 0.2  # a probe costs at most this share of so many full runs
 CAUTION = 0.8  # of that, because set-up and scoring take time too
 FINALISTS = 2
-ALONE_MARGIN = 2.0  # points by which training alone must lead to be recommended
+# In points of accuracy, from the spread of our measurements over settings:
+LEAD, LEAD_OVER_LOCAL = 2.0, 5.0  # of the favourite over the other candidates, before any probe
+PRIOR_SPREAD = 5.0  # how far a lead on new data is from that on other data
+STOPPING_SPREAD = 10.0  # how far a lead at the very beginning is from that at the end
 MOST_ROUNDS = 12  # of a candidate; more would tell little more
 TRAINS_TO_TEST = ("fedavg_ft",)  # methods that train every client whenever they are scored
 
@@ -198,10 +201,26 @@ def difference(a: Probed, b: Probed) -> list[float]:
     return [a.accuracy[name] - b.accuracy[name] for name in a.accuracy if name in b.accuracy]
 
 
-def clearly_better(a: Probed, b: Probed, by: float = 0.0) -> bool:
-    """Tell whether the 95 % interval of the paired difference lies above so many points."""
+def clearly_better(a: Probed, b: Probed) -> bool:
+    """Tell whether the 95 % interval of the paired difference lies above zero."""
     found = interval(difference(a, b))
-    return found is not None and found[0] > by
+    return found is not None and found[0] > 0
+
+
+def believed_lead(a: Probed, b: Probed, prior: float, rounds: int) -> float:
+    """Return by how many points we believe that one candidate beats another after all `rounds`.
+
+    What other data say, `prior`, counts as much as a measurement with a standard error of PRIOR_SPREAD points. The
+    probe's error has two parts: that of its few clients and images, and that of stopping early, which is the larger
+    the fewer of the rounds it ran.
+    """
+    lead = difference(a, b)
+    if len(lead) < 2:
+        return prior
+    by_chance = float(np.var(lead, ddof=1)) / len(lead)
+    by_stopping = (STOPPING_SPREAD * max(0.0, 1 - a.rounds / rounds)) ** 2
+    weight = PRIOR_SPREAD**2 / (PRIOR_SPREAD**2 + by_chance + by_stopping)
+    return prior + weight * (float(np.mean(lead)) - prior)
 
 
 def learns(found: Probed) -> bool:
@@ -209,21 +228,26 @@ def learns(found: Probed) -> bool:
     return found.loss is not None and found.loss <= 1.05 * found.chance
 
 
-def choose(candidates: Sequence[Candidate], found: Mapping[str, Probed]) -> Candidate:
-    """Keep the first candidate unless it does not learn or another one is clearly better.
-
-    Training alone must be better by more than a margin: it leads in early rounds and falls behind later.
-    """
+def choose(candidates: Sequence[Candidate], found: Mapping[str, Probed], rounds: int) -> Candidate:
+    """Keep the first candidate unless it does not learn, or we believe that another one ends above it."""
     sound = [c for c in candidates if learns(found[c.key])] or list(candidates)
-    margin = {c.key: ALONE_MARGIN if c.method == LOCAL else 0.0 for c in sound}
-    better = [c for c in sound[1:] if clearly_better(found[c.key], found[sound[0].key], margin[c.key])]
-    return max(better, key=lambda c: found[c.key].mean, default=sound[0])
+    favourite = found[sound[0].key]
+    leads = {c.key: believed_lead(found[c.key], favourite, _prior(c), rounds) for c in sound[1:]}
+    best = max(sound[1:], key=lambda c: leads[c.key], default=sound[0])
+    return best if leads.get(best.key, 0.0) > 0 else sound[0]
+
+
+def _prior(rival: Candidate) -> float:
+    return -LEAD_OVER_LOCAL if rival.method == LOCAL else -LEAD
 
 
 def finalists(candidates: Sequence[Candidate], found: Mapping[str, Probed]) -> list[Candidate]:
-    """Return who goes on: the favourite, unless it does not learn, and the best of the others."""
+    """Return who goes on: the favourite, unless it does not learn, and the best of the others.
+
+    Training alone does not: it leads in early rounds, and would take the place of one that gets better later.
+    """
     sound = [c for c in candidates if learns(found[c.key])] or list(candidates)
-    others = sorted(sound[1:], key=lambda c: -found[c.key].mean)
+    others = sorted((c for c in sound[1:] if c.method != LOCAL), key=lambda c: -found[c.key].mean)
     return [sound[0], *others[: FINALISTS - 1]]
 
 
@@ -245,29 +269,34 @@ class Outcome:
     first: Mapping[str, Probed]
 
 
-def next_step(probe: Probe, candidates: Sequence[Candidate], rungs: Rungs) -> tuple[Candidate, int] | Outcome:
-    """Return which candidate to probe next, up to which round; or the outcome, if all is done."""
-    found: dict[str, Probed] = {}
+def next_step(
+    probe: Probe, candidates: Sequence[Candidate], rungs: Rungs, rounds: int
+) -> tuple[Candidate, int] | Outcome:
+    """Return which candidate to probe next, up to which round; or the outcome, if all is done.
+
+    `rounds` are those of a full run.
+    """
     wanted = [(c, rungs.first) for c in candidates[: rungs.candidates]]
     first = _scores(probe, wanted)
     if len(first) < len(wanted):
         return wanted[len(first)]
-    found |= first
     going_on = finalists(candidates[: rungs.candidates], first)
     wanted = [(c, rungs.last) for c in going_on]
     late = _scores(probe, wanted)
     if len(late) < len(wanted):
         return wanted[len(late)]
-    found |= late
-    chosen = choose(going_on, late)
+    chosen = choose(going_on, late, rounds)
     if rungs.rates or not learns(late[chosen.key]):
         gentle = slower(chosen)
         score = probe.score(gentle, rungs.last)
         if score is None:
             return gentle, rungs.last
-        found[gentle.key] = score
-        chosen = choose([chosen, gentle], found)
-    return Outcome(chosen, found, first)
+        late[gentle.key] = score
+        chosen = choose([chosen, gentle], late, rounds)
+    alone = [c for c in candidates if c.method == LOCAL and c.key in first]
+    if chosen.key in first:  # both stopped after as many rounds
+        chosen = choose([chosen, *alone], first, rounds)
+    return Outcome(chosen, {**first, **late}, first)
 
 
 def _scores(probe: Probe, wanted: Sequence[tuple[Candidate, int]]) -> dict[str, Probed]:

@@ -43,7 +43,7 @@ def candidates_for(profile: Profile, train: TrainSettings) -> list[Candidate]:
     find: fine-tuning before the test, a personal head, two heads, and no federation.
     """
     if not profile.pretrained:
-        rows = [("fedrep", "full"), ("fed_rod", "full"), (LOCAL, "full"), ("fedavg_ft", "full")]
+        rows = [("fedrep", "full"), ("fed_rod", "full"), (LOCAL, "full")]
     elif profile.classes <= FEW_CLASSES:
         rows = [("fed_rod", "bias"), ("fedper", "bias"), (LOCAL, "full"), ("fedavg_ft", "bias")]
     else:
