@@ -132,13 +132,14 @@ def _measure(experiment: "Experiment", classes: int, shape: tuple[int, ...], wor
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the methods as JSON, with every option and its default.")] = False) -> None:  # fmt: skip
-    """List all methods and tunes with their options."""
+    """List all methods and tunes with their options, after six methods that most people want."""
+    from fedvit.cli.advise import six_table
     from fedvit.cli.inspect import catalogue, catalogue_tables
 
     if as_json:
         print_json(catalogue("methods"))
     else:
-        for table in catalogue_tables():
+        for table in (six_table(), *catalogue_tables()):
             out.print(table)
 
 
