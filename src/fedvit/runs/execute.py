@@ -49,9 +49,7 @@ from fedvit.runs.write import (
 )
 
 log = logging.getLogger(__name__)
-AFTER_THE_TABLE = {
-    "after_the_table": True
-}  # commands show such a line below their table, not in the middle of progress
+AFTER_THE_TABLE = {"after_the_table": True}  # commands show such lines below their table, not amid progress
 
 
 def run_rounds(
