@@ -130,7 +130,7 @@ def site_sentence(scores: Sequence[SiteScore]) -> str:
         return ""
     names = unit_names([score.unit for score in known])
     by: dict[Verdict, list[str]] = {
-        verdict: [client(names[score.unit]) for score in known if score.verdict == verdict]
+        verdict: [_named(names[score.unit]) for score in known if score.verdict == verdict]
         for verdict in ("gains", "hurt", "cannot be told")
     }
     parts = [
@@ -140,6 +140,11 @@ def site_sentence(scores: Sequence[SiteScore]) -> str:
     ]
     parts[1] = parts[1] or "nobody is hurt beyond doubt"
     return f"{known[0].row}: {'; '.join(part for part in parts if part)}."
+
+
+def _named(name: str) -> str:
+    """Name a unit in a sentence, such as `client 3 (seed 0)` or `mercy`."""
+    return f"client {name}" if name.partition(" (seed ")[0].isdigit() else name
 
 
 def _clause(names: Sequence[str], total: int, one: str, many: str) -> str:

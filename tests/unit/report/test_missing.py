@@ -31,6 +31,14 @@ def test_a_round_says_why_a_client_failed_and_the_page_shows_it(tmp_path: Path) 
     assert (tmp_path / "again" / "rounds.jsonl").read_bytes() == (tmp_path / "r" / "rounds.jsonl").read_bytes()
 
 
+def test_simulated_failures_of_several_rows_are_listed_once(tmp_path: Path) -> None:
+    for label in ("fedper", "fedavg"):
+        finish(tiny(label, {"train.dropout": 0.5}, rounds=3, cohort=12), tmp_path / label)
+    text = page(collect([tmp_path]))
+    assert text.count(DROPPED) == len({name for row in Run(tmp_path / "fedper").rounds for name in row["failed"]})
+    assert "all rows, seed 0" in text
+
+
 def test_a_split_run_says_it_too(tmp_path: Path) -> None:
     finish(tiny("fedv", {"train.dropout": 0.5}, rounds=3, cohort=12), tmp_path / "r")
     rounds = Run(tmp_path / "r").rounds

@@ -1,6 +1,7 @@
 """The section "Who was missing": clients that failed in a round or were not evaluated, and why."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fedvit.report.sections.parts import Group, Line, Table
 from fedvit.report.statistics import Record
@@ -10,19 +11,35 @@ _UNKNOWN = "not recorded"
 _PARTS = (("training", "failures"), ("evaluation", "failures_evaluation"))  # with the field of rounds.jsonl
 
 
+@dataclass(frozen=True)
+class _Absence:
+    """A client that was missing in a part of these rounds for the same reason; it was sampled so many times."""
+
+    client: str
+    part: str
+    rounds: tuple[int, ...]
+    sampled: int
+    reason: str
+
+
 def missing(group: Group) -> Table | None:
     """Prepare the section; None if every client answered in every round."""
     records = [(row.label, record) for row in group.ranked for record in (*row.records, *row.waiting)]
     several = len(records) > 1
-    lines = []
+    who: dict[tuple[int, _Absence], list[str]] = {}  # simulated failures are those of the seed, the same in every row
     for label, record in records:
-        for client, part, rounds, of, reason in _absences(record):
-            run = [f"{label}, seed {record.seed}"] if several else []
-            share = f"{len(rounds)} of {of}" if of else str(len(rounds))
-            lines.append(Line(client, [*run, part, _ranges(rounds), share, reason]))
+        for absence in _absences(record):
+            who.setdefault((record.seed, absence), []).append(label)
+    lines = []
+    for (seed, absence), labels in who.items():
+        rows = sum(record.seed == seed for _, record in records)
+        whose = "all rows" if len(labels) == rows > 1 else ", ".join(labels)
+        share = f"{len(absence.rounds)} of {absence.sampled}" if absence.sampled else str(len(absence.rounds))
+        cells = [_ranges(absence.rounds), share, absence.part, absence.reason]
+        lines.append(Line(absence.client, [*cells, *([f"{whose}, seed {seed}"] if several else [])]))
     if not lines:
         return None
-    head = ["client", *(["row"] if several else []), "missing in", "rounds", "how many", "reason"]
+    head = ["client", "rounds", "how many", "missing in", "reason", *(["row"] if several else [])]
     note = (
         "How many is out of the rounds in which the client was sampled. A client that was not evaluated does not count "
         "in that round."
@@ -33,8 +50,8 @@ def missing(group: Group) -> Table | None:
     return Table("Who was missing, and why", head, lines[:_MOST_LINES], note)
 
 
-def _absences(record: Record) -> list[tuple[str, str, list[int], int, str]]:
-    """Return (client, part, rounds, rounds in which it was sampled, reason), those missing most often first."""
+def _absences(record: Record) -> list[_Absence]:
+    """Return who was missing in a run, those missing most often first."""
     found: dict[tuple[str, str, str], list[int]] = {}
     sampled: dict[str, int] = {}
     for row in record.rounds:
@@ -45,11 +62,11 @@ def _absences(record: Record) -> list[tuple[str, str, list[int], int, str]]:
             names = row["failed"] if field == "failures" else told
             for name in names:
                 found.setdefault((name, part, str(told.get(name, _UNKNOWN))), []).append(row["round"])
-    lines = [
-        (name, part, rounds, sampled.get(name, 0) if part == "training" else 0, reason)
+    every = [
+        _Absence(name, part, tuple(rounds), sampled.get(name, 0) if part == "training" else 0, reason)
         for (name, part, reason), rounds in found.items()
     ]
-    return sorted(lines, key=lambda line: (-len(line[2]), line[0], line[1]))
+    return sorted(every, key=lambda one: (-len(one.rounds), one.client, one.part))
 
 
 def _ranges(rounds: Sequence[int]) -> str:
