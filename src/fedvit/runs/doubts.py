@@ -137,8 +137,7 @@ def _below_the_most_frequent_class(clients: Rows, split: Mapping[str, Any]) -> s
     named = _listed([words for _, words in sorted(found, key=lambda item: (-item[0], item[1]))])
     return (
         f"worse than always answering the most frequent class: {named}. The model has not learned these clients' "
-        "images: train for more rounds, try a method with a personal head (fedper) or fine-tuning (fedavg_ft), or "
-        f"{AUTO}."
+        f"images: train for more rounds, ask `fedvit advise` for another method, or try {AUTO}."
     )
 
 
