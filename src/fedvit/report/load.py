@@ -14,16 +14,26 @@ from fedvit.runs.folder import Run
 
 
 def collect(folders: Sequence[Path]) -> list[list[Row]]:
-    """Return the rows of all runs in these folders, grouped by dataset and partition."""
+    """Return the rows of all runs in these folders, grouped by model, dataset and partition."""
     found = {path.resolve(): path for folder in folders for path in run_folders(folder)}
-    records = with_gains([read_record(path) for path in found.values()])
+    models: dict[str, list[Record]] = {}
+    for record in (read_record(path) for path in found.values()):
+        models.setdefault(_model_of(record), []).append(record)
     groups: dict[str, list[Record]] = {}
-    for record in records:
-        key: list[Any] = [record.tables["data"], record.tables["partition"]]
-        if "min_samples" not in record.tables["partition"]:  # its default depends on the batch size
-            key.append(record.tables["train"].get("batch"))
-        groups.setdefault(text_of(*key), []).append(record)
+    for model, records in models.items():  # a gain over Local is one of the same model
+        for record in with_gains(records):
+            key: list[Any] = [model, record.tables["data"], record.tables["partition"]]
+            if "min_samples" not in record.tables["partition"]:  # its default depends on the batch size
+                key.append(record.tables["train"].get("batch"))
+            groups.setdefault(text_of(*key), []).append(record)
     return [rows_of(group) for group in groups.values()]
+
+
+def _model_of(record: Record) -> str:
+    """Return what two runs must share to be compared: the model, its sizes and its initial weights."""
+    table = record.tables["model"]
+    keys = ("name", "image_size", "patch_size", "pretrained", "fingerprint")
+    return text_of({key: table.get(key) for key in keys}, Path(str(table.get("weights", ""))).name)
 
 
 def rows_in(folders: Sequence[Path]) -> list[Row]:
@@ -129,6 +139,7 @@ def told_apart(rows: Sequence[Row]) -> list[Row]:
             names = [key for key, values in differences(twins).items() if key != "run.seed" and len(set(values)) > 1]
             own = flat(row.first.tables)
             words = ", ".join(f"{key.partition('.')[2]} {own.get(key, '-')}" for key in names) or row.first.folder.name
+            words = re.sub(r"\b[0-9a-f]{64}\b", lambda found: found[0][:8], words)  # a fingerprint is no name
             row = replace(row, label=f"{row.label} ({words})")
         result.append(row)
     return result
