@@ -35,6 +35,7 @@ FINALISTS = 2
 LEAD, LEAD_OVER_LOCAL = 2.0, 5.0  # of the favourite over the other candidates, before any probe
 PRIOR_SPREAD = 5.0  # how far a lead on new data is from that on other data
 STOPPING_SPREAD = 10.0  # how far a lead at the very beginning is from that at the end
+EARLY = 3  # before this round, a loss above that of guessing only means that training has just begun
 MOST_ROUNDS = 16  # of a candidate; more would tell little more
 TRAINS_TO_TEST = ("fedavg_ft",)  # methods that train every client whenever they are scored
 
@@ -224,8 +225,8 @@ def believed_lead(a: Probed, b: Probed, prior: float, rounds: int) -> float:
 
 
 def learns(found: Probed) -> bool:
-    """Tell whether training went well: the loss is a number, and not above that of guessing."""
-    return found.loss is not None and found.loss <= 1.05 * found.chance
+    """Tell whether training went well: the loss is a number and, after the first rounds, not above that of guessing."""
+    return found.loss is not None and (found.rounds < EARLY or found.loss <= 1.05 * found.chance)
 
 
 def choose(candidates: Sequence[Candidate], found: Mapping[str, Probed], rounds: int) -> Candidate:
