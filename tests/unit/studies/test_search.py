@@ -198,7 +198,7 @@ def test_run_finds_its_rate_and_refuses_what_is_no_rate(tmp_path: Path) -> None:
     (found,) = json.loads((tmp_path / "r" / "search" / "search.json").read_text())
     assert Run(tmp_path / "r").experiment.train.lr == found["chosen"][LR]
     assert "val" in told
-    for wrong, words in (("often", "or auto"), ("-1,2", "above 0"), ("0", "above 0")):
+    for wrong, words in (("often", "or auto"), ("-1,2", "above 0"), ("0", "train.lr")):
         status, _, told = call("run", "--lr", wrong, "--out", tmp_path / "x")
         assert status == 2
         assert words in told
