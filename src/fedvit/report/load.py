@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvit.core.errors import UserError
+from fedvit.core.files import read_json
 from fedvit.report.statistics import DEEPEST, LOCAL, Record, Row, client_differences, text_of
 from fedvit.runs.folder import Run
 
@@ -87,6 +88,7 @@ def read_record(folder: Path) -> Record:
             split=run.split,
             confusion=run.confusion,
             commands=run.commands,
+            edge=_edge_of_rate(folder, label),
         )
         gains = {row["client"]: row["gain"] for row in record.clients if row["gain"] is not None}
         _ = record.seed, record.planned, record.curve, record.phases, record.confusion.keys()  # fails if damaged
@@ -96,6 +98,15 @@ def read_record(folder: Path) -> Record:
     except (ValueError, KeyError, TypeError, AttributeError, OSError, csv.Error) as problem:
         kind = f"{type(problem).__name__}: {problem}"
         raise UserError(f"the files of the run in {folder} cannot be read ({kind}): is it damaged?") from problem
+
+
+def _edge_of_rate(folder: Path, label: str) -> str:
+    """Return where a searched rate lies among those tried; the search is next to the run, or next to its row."""
+    for place in (folder, folder.resolve().parent.parent):
+        for found in read_json(place / "search" / "search.json", []):
+            if found["label"] == label:
+                return str(found["at_edge"].get("train.lr", ""))
+    return ""
 
 
 def with_gains(records: Sequence[Record]) -> list[Record]:

@@ -314,7 +314,7 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, re
     count = len(names)
     side = 34.0 if count <= 4 else 24.0 if count <= 8 else 20.0
     letters = min(12, max(map(len, names)))
-    left, top = 22 + letters * _LETTER, 22 + letters * _LETTER
+    left, top = 22 + letters * _LETTER, 30 + letters * _LETTER
     if letters <= 2:
         top = 34.0
     body = [_text(left, 11, "predicted", kind="label"), _text(2, top - 6, "true", kind="label")]
