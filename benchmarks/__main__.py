@@ -2,7 +2,18 @@
 
 import sys
 
-from benchmarks import channel, editing, evaluation, federation, frozen, images, many_clients, precision, workers
+from benchmarks import (
+    channel,
+    editing,
+    estimate,
+    evaluation,
+    federation,
+    frozen,
+    images,
+    many_clients,
+    precision,
+    workers,
+)
 from benchmarks.common import show
 
 ALL = {
@@ -15,6 +26,7 @@ ALL = {
     "editing": editing.results,
     "precision": precision.results,
     "channel": channel.results,
+    "estimate": estimate.results,
 }
 
 if __name__ == "__main__":
