@@ -31,6 +31,10 @@ DIGITS: Tables = {
 # advice was 6.7 points below the best row. In 16 rounds on half of the digits, the order of rows is that of chance: it
 # changes with the seed by as much. Its other settings had not been looked at, so they went on to later tries, and the
 # digits train for longer and on more images.
+#
+# The second try missed on one of its settings, too: on PneumoniaMNIST, 2.7 points below the best row. In the first try,
+# with another seed, that row had been 13 points below the same advice: with few and small clients, one seed measures
+# luck. The rules stayed as they were, and the third try takes the mean of several seeds on PneumoniaMNIST.
 HELD_OUT: dict[str, dict[str, Tables]] = {
     "first": {
         "pneumonia, dirichlet 0.2": stack_tables([TINY, {
@@ -64,7 +68,12 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
             "partition": {"name": "site", "clients": 4}, "train": {"rounds": 4}, "run": {"seed": 12},
         }]),
     },
-    "third": {  # not judged yet
+    "third": {
+        "pneumonia, dirichlet 0.3": stack_tables([TINY, {
+            "data": {"name": "pneumoniamnist", "samples": 2000, "test": 0.7},
+            "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.3},
+            "train": {"rounds": 8}, "run": {"seed": 31},
+        }]),
         "office-caltech, domains": stack_tables([TINY, {
             "data": {"name": "office_caltech10", "test": 0.7},
             "partition": {"name": "domain", "clients": 8, "alpha": 0.5}, "train": {"rounds": 6}, "run": {"seed": 11},
@@ -75,6 +84,8 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
         }]),
     },
 }  # fmt: skip
+
+SEEDS = {"pneumonia, dirichlet 0.3": (31, 32)}  # settings that are judged by the mean over several seeds
 
 # The eight rows. On pre-trained weights their rates are those of results/small/rates.json, by tune; from random
 # weights, they are the default ones.
