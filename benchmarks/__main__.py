@@ -9,6 +9,7 @@ from benchmarks import (
     advice,
     channel,
     editing,
+    estimate,
     evaluation,
     federation,
     frozen,
@@ -29,6 +30,7 @@ ALL = {
     "editing": editing.results,
     "precision": precision.results,
     "channel": channel.results,
+    "estimate": estimate.results,
 }
 ON_REQUEST = {"advice": advice.results}
 

@@ -12,13 +12,13 @@ trained on and in seconds. Everything resumes: what is finished is not run again
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from benchmarks.advice_settings import HELD_OUT, rows_of
+from benchmarks.advice_settings import HELD_OUT, SEEDS, rows_of
 from benchmarks.common import Result, show
 from fedvit.config.load import load_experiment
 from fedvit.config.resolve import to_tables, versions
@@ -30,7 +30,7 @@ from fedvit.studies.advise import Question, look, outcome_of, run_probe
 from fedvit.studies.advise_answer import answer, save_answer
 from fedvit.studies.advise_probe import examples_trained
 from fedvit.studies.compare import compare
-from fedvit.studies.rows import Row, run_of
+from fedvit.studies.rows import Row, mean_of, run_of
 
 POINTS, SHARE = 2.0, 0.2  # the bars
 LATEST = list(HELD_OUT)[-1]
@@ -40,21 +40,25 @@ def folder_of(name: str) -> str:
     return name.replace(", ", "-").replace(" ", "")
 
 
-def table_rows(setting: Tables) -> list[Row]:
+def at_seed(setting: Tables, seed: int) -> Tables:
+    return stack_tables([setting, {"run": {"seed": seed}}])
+
+
+def table_rows(setting: Tables, seeds: Sequence[int]) -> list[Row]:
     """Return the eight rows of a setting as a comparison runs them."""
     rows = []
     for label, own in rows_of(setting).items():
-        experiment = load_experiment(None, {}, {}, base=stack_tables([setting, own]))
-        rows.append(Row(label, {experiment.run.seed: experiment}))
+        tables = {seed: stack_tables([at_seed(setting, seed), own]) for seed in seeds}
+        rows.append(Row(label, {seed: load_experiment(None, {}, {}, base=base) for seed, base in tables.items()}))
     return rows
 
 
-def run_table(setting: Tables, folder: Path) -> dict[str, Run]:
-    """Run the eight rows of a setting; finished ones are not run again."""
-    rows = table_rows(setting)
+def run_table(setting: Tables, seeds: Sequence[int], folder: Path) -> dict[str, dict[int, Run]]:
+    """Run the eight rows of a setting, by label and seed; finished ones are not run again."""
+    rows = table_rows(setting, seeds)
     for _ in compare(rows, folder, workers=1):
         pass
-    return {row.label: run_of(folder, row, next(iter(row.experiments))) for row in rows}
+    return {row.label: {seed: run_of(folder, row, seed) for seed in seeds} for row in rows}
 
 
 def ask(setting: Tables, folder: Path) -> dict[str, Any]:
@@ -101,31 +105,42 @@ def accuracy(run: Run) -> float:
 
 
 def measure(name: str, setting: Tables, out: Path) -> dict[str, Any]:
-    """Measure one setting: the rows, the advice, how far it is from the best row, and what the probe cost."""
-    rows = run_table(setting, out / folder_of(name))
-    place = out / "advised" / folder_of(name)
-    said = ask(setting, place)
-    mine = accuracy(run_advice(setting, said, rows, place))
-    table = {label: accuracy(run) for label, run in rows.items()}
+    """Measure one setting: the rows, the advice, how far it is from the best row, and what the probe cost.
+
+    With several seeds, advice is asked for each, and accuracies are means over them.
+    """
+    seeds = SEEDS.get(name, (setting["run"]["seed"],))
+    runs = run_table(setting, seeds, out / folder_of(name))
+    table = {label: mean_of(accuracy(run) for run in by_seed.values()) for label, by_seed in runs.items()}
     best = max(table, key=lambda label: table[label])
-    examples = sum(sum(examples_trained(run, run.experiment)) for run in rows.values())
-    seconds = sum(run.summary["seconds"] for run in rows.values())
+    said, mine = {}, {}
+    for seed in seeds:
+        place = out / "advised" / folder_of(name) / (f"seed{seed}" if len(seeds) > 1 else "")
+        said[seed] = ask(at_seed(setting, seed), place)
+        rows = {label: by_seed[seed] for label, by_seed in runs.items()}
+        mine[seed] = accuracy(run_advice(at_seed(setting, seed), said[seed], rows, place))
+    everything = [run for by_seed in runs.values() for run in by_seed.values()]
+    examples = sum(sum(examples_trained(run, run.experiment)) for run in everything)
+    seconds = sum(run.summary["seconds"] for run in everything)
+    reached = mean_of(mine.values())
     return {
         "setting": name,
-        "advice": said["recommendation"]["label"],
-        "lr": said["recommendation"]["lr"],
-        "before_the_probe": said["favourite"],
-        "accuracy": mine,
+        "seeds": list(seeds),
+        "advice": ", ".join(dict.fromkeys(one["recommendation"]["label"] for one in said.values())),
+        "lr": [one["recommendation"]["lr"] for one in said.values()],
+        "before_the_probe": ", ".join(dict.fromkeys(one["favourite"] for one in said.values())),
+        "accuracy": reached,
         "best_row": best,
         "best": table[best],
-        "below_best": table[best] - mine,
-        "share_of_examples": said["probe"]["examples"] / examples,
-        "share_of_seconds": (said["probe"]["seconds"] + said["looking_seconds"]) / seconds,
+        "below_best": table[best] - reached,
+        "share_of_examples": sum(one["probe"]["examples"] for one in said.values()) / examples,
+        "share_of_seconds": sum(one["probe"]["seconds"] + one["looking_seconds"] for one in said.values()) / seconds,
         "rows": table,
-        "rates": {label: run.experiment.train.lr for label, run in rows.items()},
-        "data": said["data"],
-        "probe": said["probe"],
-        "verdict": said["verdict"],
+        "by_seed": {label: [accuracy(run) for run in by_seed.values()] for label, by_seed in runs.items()},
+        "rates": {label: next(iter(by_seed.values())).experiment.train.lr for label, by_seed in runs.items()},
+        "data": [one["data"] for one in said.values()],
+        "probe": [one["probe"] for one in said.values()],
+        "verdict": [one["verdict"] for one in said.values()],
         "settings": setting,
     }
 
@@ -166,7 +181,7 @@ if __name__ == "__main__":
     a = parser.parse_args()
     if a.rows_only:
         for name, setting in HELD_OUT[a.attempt].items():
-            run_table(setting, a.out / a.attempt / folder_of(name))
+            run_table(setting, SEEDS.get(name, (setting["run"]["seed"],)), a.out / a.attempt / folder_of(name))
             print(f"{name}: the eight rows are there", flush=True)
     else:
         show(results(a.attempt, a.out, a.save))

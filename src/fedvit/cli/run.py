@@ -205,13 +205,14 @@ def study(
     images and weights in the data folder instead, if they are there and you do not give `--data digits`. Finished rows
     are not run again. Flags and --set apply to all rows.
     """
-    with clear_errors(flags["debug"], flags["quiet"]):
+    with clear_errors(flags["debug"], flags["quiet"]), foretold(show=False):
         if name is None:
             from fedvit.studies.definitions import studies_table
 
             out.print(studies_table())
             return
         prepare(flags["workers"])
+        from fedvit.studies import cells
         from fedvit.studies import run as studying
 
         plan = studying.prepare_study(
@@ -220,6 +221,9 @@ def study(
         if dry_run:
             out.print(studying.preview(plan))
             return
+        if not flags["quiet"] and plan.study.kind != "cost":
+            place = flags["out_dir"] or cells.study_folder(plan.name, plan.cells)
+            say_of_rows(cells.unique_rows(plan.cells), place, flags["workers"])
         for shown in studying.carry_out(plan, flags["out_dir"], flags["workers"], err, quiet=flags["quiet"]):
             if not flags["quiet"]:
                 out.print(shown, soft_wrap=isinstance(shown, str), highlight=False)

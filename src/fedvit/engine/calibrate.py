@@ -26,7 +26,15 @@ from fedvit.engine.loop import evaluate, train_round
 from fedvit.engine.net import POOLED, Net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.probe import footprint_of
-from fedvit.engine.rates import Rates, calibration_file, calibration_key, known_calibrations, memory_mb, rates_by_table
+from fedvit.engine.rates import (
+    COMMAND,
+    Rates,
+    calibration_file,
+    calibration_key,
+    known_calibrations,
+    memory_mb,
+    rates_by_table,
+)
 from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_split
 from fedvit.engine.system import cpu_seconds, peak_of_all_mb, reset_peak_rss
 from fedvit.engine.worker import Worker
@@ -48,6 +56,7 @@ class _Size:
 
 def calibrate(experiment: Experiment, net: Net, shape: tuple[int, ...], workers: int) -> Rates:
     """Measure how fast this experiment's clients work here, and keep the result for later runs."""
+    before = min(time.process_time(), 10 * COMMAND)  # what the command has spent on starting, if it is one
     clients = [str(number) for number in range(max(2, experiment.partition.clients or 2))]
     found = footprint_of(experiment, net, clients, shape)
     table = rates_by_table(experiment, net, found, workers)
@@ -57,7 +66,7 @@ def calibrate(experiment: Experiment, net: Net, shape: tuple[int, ...], workers:
         bench = _Bench(experiment, net, shape, workers, size, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         if workers > 1:
             bench.pool = stack.enter_context(WorkerPool(bench.inner, bench.dataset, workers))
-        measured = _scaled(bench, table)
+        measured = replace(_scaled(bench, table), command=before)
         peak = peak_of_all_mb()
     images = bench.dataset.images.nbytes
     cached = len(bench.dataset) if found.cached_nbytes else 0
@@ -170,7 +179,9 @@ def _noise(
 def _scaled(bench: _Bench, table: Rates) -> Rates:
     """Return the table's rates, scaled to what was measured."""
     size, batch = bench.size, bench.size.batch
-    bench.train("few")  # also starts the processes
+    begin = bench.clock()
+    bench.train("few")
+    ready = bench.clock() - begin  # the processes build their models first
     first_many = bench.train("many")
     few = min(bench.train("few") for _ in range(size.repeats))
     many = min(bench.train("many") for _ in range(max(1, size.repeats // 2)))
@@ -184,8 +195,10 @@ def _scaled(bench: _Bench, table: Rates) -> Rates:
     few_tests = max(1, size.tests // 4)
     testing = _ratio(many_test - few_test, (size.tests - few_tests) * table.test_image)
     first = _ratio(first_many - many, MANY * batch * table.train_first)
+    fill = first * FEW * batch * table.train_first
     return replace(
         table,
+        start=max(0.0, ready - few - fill),
         train_visit=max(0.0, few - training * few_work),
         train_step=training * table.train_step,
         train_image=training * table.train_image,

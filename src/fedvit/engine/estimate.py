@@ -42,6 +42,7 @@ class Estimate:
         workers: The number of processes that share the clients' work.
         how: Whether the time rests on a table, or on a measurement on this machine.
         traffic: The bytes by direction.
+        once: Those of the minutes that a command takes once, however many runs it makes.
     """
 
     minutes: float
@@ -50,6 +51,7 @@ class Estimate:
     workers: int
     how: Literal["table", "measured"]
     traffic: Traffic
+    once: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as `fedvit cost --json` has them."""
@@ -88,10 +90,11 @@ def estimate_run(
     found = footprint_of(experiment, net, tuple(partition.seen), shape)
     rates = rates_for(experiment, net, found, workers)
     course = _Course(experiment, net, partition, workers, after, rates)
-    sent = traffic_of(experiment, net, course.cohorts, course.evaluations, partition)
+    sent = traffic_of(experiment, net, found, course.cohorts, course.evaluations, partition)
     in_memory = 0 if isinstance(dataset.images, np.memmap) else dataset.images.nbytes
     memory = memory_mb(experiment, net, found, rates, workers, len(partition.clients), in_memory, course.cached_images)
-    return Estimate(course.seconds / 60, sent.total, memory, workers, rates.how, sent)
+    minutes = (rates.command + course.seconds) / 60
+    return Estimate(minutes, sent.total, memory, workers, rates.how, sent, rates.command / 60)
 
 
 @dataclass(frozen=True)
@@ -255,12 +258,12 @@ def minutes_in_words(minutes: float) -> str:
 
 
 def total(found: Sequence[Estimate]) -> Estimate:
-    """Return what several runs, one after another, take together."""
+    """Return what several runs of one command, one after another, take together."""
     most = max(found, key=lambda one: one.memory_mb)
     how: Literal["table", "measured"] = "measured" if all(one.how == "measured" for one in found) else "table"
     return replace(
         most,
-        minutes=sum(one.minutes for one in found),
+        minutes=sum(one.minutes - one.once for one in found) + most.once,
         nbytes=sum(one.nbytes for one in found),
         how=how,
         traffic=Traffic(*(sum(getattr(one.traffic, way) for one in found) for way in ("down", "up", "evaluation"))),

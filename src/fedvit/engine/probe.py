@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from fedvit.core import tree
 from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.server import Server
@@ -38,12 +39,13 @@ from fedvit.models.build import macs_per_example
 from fedvit.split.plan import SplitPlan
 
 TINY_LR = 1e-8  # random images must not make the probe diverge at a rate that suits real ones
+PER_STEP = 6.0  # times that a step goes over the weights: gradients, optimizer and its sums
 LARGE = 3e9  # multiply-adds of an image from which on fewer images are probed
 
 
 @dataclass(frozen=True)
 class Work:
-    """What some computation needs: multiply-adds, operations and bytes of new tensors."""
+    """What some computation needs: multiply-adds, operations, and bytes that are written anew."""
 
     macs: float = 0.0
     ops: float = 0.0
@@ -51,6 +53,15 @@ class Work:
 
     def at_least_nothing(self) -> "Work":
         return Work(max(0.0, self.macs), max(0.0, self.ops), max(0.0, self.fresh))
+
+
+@dataclass(frozen=True)
+class SplitBytes:
+    """The bytes of split learning: per visit and per image, to a client, from it, and for its evaluation."""
+
+    down: tuple[float, float]
+    up: tuple[float, float]
+    evaluation: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,7 @@ class Footprint:
     test_nbytes: float
     test_nbytes_image: float
     cached_nbytes: int  # activations of frozen layers that are kept per image
+    split: "SplitBytes | None" = None
 
     def working_nbytes(self, batch: int, tests: int = EVALUATION_BATCH) -> float:
         """Return the peak bytes of tensors while a client trains or is tested, besides the model."""
@@ -83,7 +95,8 @@ _known: dict[str, Footprint] = {}  # several runs in a process often differ only
 def footprint_of(experiment: Experiment, net: Net, clients: Sequence[str], shape: tuple[int, ...]) -> Footprint:
     """Return the footprint of this experiment, found once for all runs of this process that have the same."""
     kept = experiment.model_dump_json(include={"model", "method", "tune", "train"})
-    key = f"{kept} {experiment.run.precision} {experiment.run.device} {net.classes} {shape} {len(clients)}"
+    run = experiment.run
+    key = f"{kept} {run.precision} {run.device} {run.cache_mb} {net.classes} {shape} {len(clients)}"
     if experiment.own.plan is not None or experiment.own.module is not None:
         return footprint(experiment, net, clients, shape)
     if key not in _known:
@@ -116,7 +129,7 @@ def footprint(experiment: Experiment, net: Net, clients: Sequence[str], shape: t
     more = max(0.0, (tested.peak - fewer.peak) / 2)
     return Footprint(
         train_visit=Work(ops=max(0.0, again.ops - step * images / batch)),
-        train_step=Work(ops=step),
+        train_step=Work(ops=step, fresh=PER_STEP * tree.nbytes(net.initial)),
         train_image=Work(once, 0, made * once),
         train_image_epoch=Work(epoch, 0, made * epoch),
         train_first=extra.at_least_nothing(),
@@ -128,7 +141,20 @@ def footprint(experiment: Experiment, net: Net, clients: Sequence[str], shape: t
         test_nbytes=max(0.0, fewer.peak - 2 * more),
         test_nbytes_image=more,
         cached_nbytes=each,
+        split=SplitBytes(
+            _line(again.sent[0], halves.sent[0], images, 2 * images),
+            _line(again.sent[1], halves.sent[1], images, 2 * images),
+            _line(fewer.sent[0], tested.sent[0], 2, 4),
+        )
+        if isinstance(net.plan, SplitPlan)
+        else None,
     )
+
+
+def _line(few: float, many: float, images: int, more: int) -> tuple[float, float]:
+    """Return what is there without images, and what every image adds."""
+    each = (many - few) / (more - images)
+    return few - images * each, each
 
 
 class _Probe:
@@ -180,7 +206,8 @@ class _Probe:
         if isinstance(plan, SplitPlan):
             with counter:
                 loop = federate_split(self.net, self.server, LocalClients(self.net, self.transport), experiment, {})
-                self.server = next(loop).server
+                done = next(loop)
+            self.server, counter.sent = done.server, (done.row["nbytes_down"], done.row["nbytes_up"])
         else:
             cohort, counted = [POOLED] if plan.pooled else self.clients[:1], _Counted(self.transport, counter)
             self.server, _, _ = train_round(plan, self.server, counted, experiment, cohort, self.number, Ledger(), {})
@@ -194,7 +221,8 @@ class _Probe:
         if isinstance(plan, SplitPlan):
             with counter:
                 here = LocalClients(self.net, self.transport)
-                evaluate_split(self.net, self.server, here, self.worker.experiment, names, self.number)
+                _, nbytes = evaluate_split(self.net, self.server, here, self.worker.experiment, names, self.number)
+            counter.sent = nbytes, 0
         else:
             counted = _Counted(self.transport, counter)
             evaluate(plan, dict.fromkeys(names, self.server), counted, self.number, Ledger())
@@ -226,6 +254,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
+        self.sent = 0, 0  # bytes of split learning to a client and from it
         self.names: list[Any] = []
         self.macs_after: list[float] = [0.0]
         self.fresh: list[int] = [0]  # bytes of all tensors made so far

@@ -16,18 +16,19 @@ from fedvit.engine.probe import Footprint, Work
 from fedvit.engine.system import cores
 
 # Measured on one of two cores of an AMD EPYC with AVX2, in float32, with torch 2.15: `python -m benchmarks estimate`.
-SECONDS_PER_MAC = 1 / 30e9
-SECONDS_PER_OP = 8e-6
-SECONDS_PER_BYTE = 1 / 4e9
+SECONDS_PER_MAC = 1 / 68e9
+SECONDS_PER_OP = 4.8e-6
+SECONDS_PER_BYTE = 1 / 5.2e9
 THREADS = 0.8  # what each doubling of the threads gains, of twice as fast
 GPU_SPEEDUP = 50.0  # a guess: we have had no GPU to measure
-START = 6.0  # seconds: imports, settings, data, model, results and report
-START_WORKERS = 4.0  # seconds until worker processes have built their models
+COMMAND = 3.0  # seconds of a command, whatever it runs: imports and the report
+START = 0.5  # seconds of a run before its first round: data and model
+START_WORKERS = 0.5  # seconds until worker processes have built their models
 DISK = 200e6  # bytes that a checkpoint writes per second
 COPY = 1e9  # bytes of a message that cross to another process per second
 MAIN_MB = 800.0  # the command itself, with PyTorch and timm
-WORKER_MB = 200.0  # another process, beside what it shares with the first
-SPARE_MB = 400.0  # the process that workers are forked from
+WORKER_MB = 150.0  # another process, beside what it shares with the first
+SPARE_MB = 450.0  # the process that workers are forked from
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Rates:
     test_visit: float
     test_image: float
     test_first: float
-    start: float
+    command: float  # once, however many runs follow
+    start: float  # of every run
     round: float
     main_mb: float = MAIN_MB
     worker_mb: float = WORKER_MB
@@ -131,6 +133,7 @@ def rates_by_table(experiment: Experiment, net: Net, found: Footprint, workers: 
         test_visit=seconds(found.test_visit) + crossing / 2,
         test_image=seconds(found.test_image),
         test_first=seconds(found.test_first),
+        command=COMMAND,
         start=START + (START_WORKERS if workers > 1 else 0.0),
-        round=0.02 + (tree.nbytes(net.shared) + cohort * net.memory_nbytes) / DISK,
+        round=0.01 + (tree.nbytes(net.shared) + cohort * net.memory_nbytes) / DISK,
     )

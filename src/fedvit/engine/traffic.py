@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedvit.core.payload import Payload
@@ -11,6 +11,7 @@ from fedvit.core.settings import Experiment
 from fedvit.data.partition.records import Partition
 from fedvit.engine.cost import split_costs
 from fedvit.engine.net import Net, window_of
+from fedvit.engine.probe import Footprint, SplitBytes
 
 MOST = 200  # rounds, or clients, that are asked one by one for the size of their messages
 
@@ -29,12 +30,19 @@ class Traffic:
 
 
 def traffic_of(
-    experiment: Experiment, net: Net, cohorts: Sequence[Sequence[str]], evaluations: int, partition: Partition
+    experiment: Experiment,
+    net: Net,
+    found: Footprint,
+    cohorts: Sequence[Sequence[str]],
+    evaluations: int,
+    partition: Partition,
 ) -> Traffic:
     """Return the bytes of a run: exact where the size of messages depends on the client and round alone."""
     plan = net.plan
     if not isinstance(plan, Plan):
-        return _split_traffic(experiment, net, cohorts, evaluations, partition)
+        assert found.split is not None
+        step = split_costs(net, experiment.train.batch)["step_nbytes"]
+        return _split_traffic(experiment, found.split, step, cohorts, evaluations, partition)
     if plan.pooled:
         return Traffic(0, 0, 0)
     rounds = experiment.train.rounds
@@ -88,13 +96,25 @@ def _report_nbytes(net: Net, plan: Plan, message: Payload, number: int) -> int:
 
 
 def _split_traffic(
-    experiment: Experiment, net: Net, cohorts: Sequence[Sequence[str]], evaluations: int, partition: Partition
+    experiment: Experiment,
+    sent: SplitBytes,
+    step: Mapping[str, int],
+    cohorts: Sequence[Sequence[str]],
+    evaluations: int,
+    partition: Partition,
 ) -> Traffic:
-    """Return the bytes of split learning, without the start of a round and averages: about, not exactly."""
+    """Return the bytes of split learning, which grow with the images."""
     train = experiment.train
-    step = split_costs(net, train.batch)["step_nbytes"]
-    images = sum(train.epochs * len(partition.clients[name].train) for cohort in cohorts for name in cohort)
-    share = images * train.rounds / max(1, len(cohorts)) / train.batch
-    tested = evaluations * sum(len(partition.clients[n].test) + len(partition.clients[n].val) for n in partition.seen)
-    forward = tested / train.batch * (step["down"] + step["up"]) / 2  # no gradients
-    return Traffic(round(share * step["down"]), round(share * step["up"]), round(forward))
+    visits = [len(partition.clients[name].train) for cohort in cohorts for name in cohort]
+    scale = train.rounds / max(1, len(cohorts))
+    tests = [len(partition.clients[n].test) + len(partition.clients[n].val) for n in partition.seen]
+
+    def over(line: tuple[float, float], clients: int, images: int) -> float:
+        return clients * line[0] + images * line[1]
+
+    images = train.epochs * sum(visits)
+    down, up = (
+        scale * max(over(line, len(visits), images), images * step[way] / train.batch)  # FedV's do not grow evenly
+        for way, line in (("down", sent.down), ("up", sent.up))
+    )
+    return Traffic(round(down), round(up), round(evaluations * over(sent.evaluation, len(tests), sum(tests))))

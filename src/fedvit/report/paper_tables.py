@@ -155,7 +155,7 @@ _TEXT: Mapping[str, Callable[[Line], str]] = {
     "accuracy %": lambda line: _plus_minus(line.row.mean, line.row.view("std")),
     "± seeds": lambda line: units.percent(line.row.seed_std),
     GAIN: lambda line: _gain(line),
-    "hurt": lambda line: "-" if line.hurt is None else f"{line.hurt:.1f}",
+    "hurt": lambda line: units.amount(line.hurt),
     "AUROC": lambda line: units.decimal(line.row.view("auroc")),
     "MB": lambda line: _megabytes(line.megabytes),
     "seeds": lambda line: ", ".join(map(str, line.row.seeds)),

@@ -35,7 +35,8 @@ FINALISTS = 2
 LEAD, LEAD_OVER_LOCAL = 2.0, 5.0  # of the favourite over the other candidates, before any probe
 PRIOR_SPREAD = 5.0  # how far a lead on new data is from that on other data
 STOPPING_SPREAD = 10.0  # how far a lead at the very beginning is from that at the end
-MOST_ROUNDS = 12  # of a candidate; more would tell little more
+EARLY = 3  # before this round, a loss above that of guessing only means that training has just begun
+MOST_ROUNDS = 16  # of a candidate; more would tell little more
 TRAINS_TO_TEST = ("fedavg_ft",)  # methods that train every client whenever they are scored
 
 
@@ -79,13 +80,13 @@ def plan_rungs(candidates: Sequence[Candidate], rounds: int, clients: int, cohor
         tests = sorted(scoring[:count], reverse=True)
         go_on = min(FINALISTS, count)
         fits = []
-        for first in range(1, MOST_ROUNDS):
-            for last in range(first + 1, min(MOST_ROUNDS, 3 * first) + 1):
+        for first in range(1, MOST_ROUNDS // 2 + 1):
+            for last in range(max(2, 2 * first - 1), min(MOST_ROUNDS, 3 * first) + 1):
                 spent = count * first + sum(tests) + go_on * (last - first) + sum(tests[:go_on])
                 if spent <= most:
                     fits.append(Rungs(count, first, last, rates=spent + last + tests[0] <= most))
         if fits:
-            return max(fits, key=lambda rungs: (rungs.last, rungs.first))
+            return max(fits, key=lambda rungs: (rungs.last, rungs.rates, rungs.first))
     return None
 
 
@@ -224,8 +225,8 @@ def believed_lead(a: Probed, b: Probed, prior: float, rounds: int) -> float:
 
 
 def learns(found: Probed) -> bool:
-    """Tell whether training went well: the loss is a number, and not above that of guessing."""
-    return found.loss is not None and found.loss <= 1.05 * found.chance
+    """Tell whether training went well: the loss is a number and, after the first rounds, not above that of guessing."""
+    return found.loss is not None and (found.rounds < EARLY or found.loss <= 1.05 * found.chance)
 
 
 def choose(candidates: Sequence[Candidate], found: Mapping[str, Probed], rounds: int) -> Candidate:

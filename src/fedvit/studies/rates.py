@@ -27,9 +27,11 @@ def parse_rates(text: str | None) -> tuple[float | None, bool, Rates]:
         rates = [float(part) for part in text.split(",")]
     except ValueError as problem:
         raise UserError(f"--lr expects a number, several separated by commas, or auto, found {text!r}") from problem
+    if len(rates) == 1:
+        return rates[0], False, None
     if not all(0 < rate < math.inf for rate in rates):
         raise UserError(f"--lr expects rates above 0, found {text!r}")
-    return (rates[0], False, None) if len(rates) == 1 else (None, True, rates)
+    return None, True, rates
 
 
 def auto_rates(experiment: Experiment) -> dict[str, list[Any]]:

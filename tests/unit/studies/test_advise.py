@@ -147,33 +147,35 @@ FIRST, SECOND = Candidate("fedavg_ft", "bias", 0.01), Candidate("fed_rod", "bias
 ALONE = Candidate(LOCAL, "full", 0.001)
 
 
-def probed(candidate: Candidate, accuracy: list[float], loss: float | None = 1.0, chance: float = 2.3) -> Probed:
+def probed(
+    candidate: Candidate, accuracy: list[float], loss: float | None = 1.0, chance: float = 2.3, rounds: int = 4
+) -> Probed:
     named = {str(number): value for number, value in enumerate(accuracy)}
     assert candidate.lr is not None
-    return Probed(candidate.label, candidate.lr, 2, named, loss, chance, 100.0, 1.0)
+    return Probed(candidate.label, candidate.lr, rounds, named, loss, chance, 100.0, 1.0)
 
 
 def test_what_is_believed_lies_between_other_data_and_the_probe() -> None:
     base = [50.0, 60.0, 70.0, 80.0]
     a, b = probed(FIRST, [61.0, 69.0, 81.0, 89.0]), probed(SECOND, base)
-    # The lead is 10 with a variance of 4/3 over 4 clients; 2 of 4 rounds leave an error of 10 * 0.5 points.
+    # The lead is 10 with a variance of 4/3 over 4 clients; 4 of 8 rounds leave an error of 10 * 0.5 points.
     weight = 25 / (25 + 1 / 3 + 25)
-    assert believed_lead(a, b, -2.0, 4) == pytest.approx(-2 + weight * 12)
-    assert believed_lead(a, b, -2.0, 2) > believed_lead(a, b, -2.0, 4) > believed_lead(a, b, -2.0, 40)
-    assert believed_lead(probed(FIRST, [90.0]), probed(SECOND, [10.0]), -2.0, 4) == -2.0  # one client says nothing
+    assert believed_lead(a, b, -2.0, 8) == pytest.approx(-2 + weight * 12)
+    assert believed_lead(a, b, -2.0, 4) > believed_lead(a, b, -2.0, 8) > believed_lead(a, b, -2.0, 80)
+    assert believed_lead(probed(FIRST, [90.0]), probed(SECOND, [10.0]), -2.0, 8) == -2.0  # one client says nothing
 
 
 def test_the_favourite_stays_unless_another_is_believed_to_end_above_it() -> None:
     base = [50.0, 60.0, 70.0, 80.0]
     unclear = {FIRST.key: probed(FIRST, base), SECOND.key: probed(SECOND, [90.0, 50.0, 80.0, 65.0])}
-    assert choose([FIRST, SECOND], unclear, 4) is FIRST
+    assert choose([FIRST, SECOND], unclear, 8) is FIRST
     clear = {**unclear, SECOND.key: probed(SECOND, [x + 6 + x / 100 for x in base])}
-    assert choose([FIRST, SECOND], clear, 4) is SECOND
-    assert choose([FIRST, SECOND], clear, 40) is FIRST  # 2 of 40 rounds say little about the end
+    assert choose([FIRST, SECOND], clear, 8) is SECOND
+    assert choose([FIRST, SECOND], clear, 80) is FIRST  # 4 of 80 rounds say little about the end
     alone = {FIRST.key: probed(FIRST, base), ALONE.key: probed(ALONE, [x + 4 + x / 1000 for x in base])}
-    assert choose([FIRST, ALONE], alone, 4) is FIRST  # training alone leads early, so it needs more
+    assert choose([FIRST, ALONE], alone, 8) is FIRST  # training alone leads early, so it needs more
     alone[ALONE.key] = probed(ALONE, [x + 9 + x / 1000 for x in base])
-    assert choose([FIRST, ALONE], alone, 4) is ALONE
+    assert choose([FIRST, ALONE], alone, 8) is ALONE
 
 
 def test_a_favourite_that_does_not_learn_loses_its_place() -> None:
@@ -182,6 +184,8 @@ def test_a_favourite_that_does_not_learn_loses_its_place() -> None:
         found = {FIRST.key: probed(FIRST, [50.0, 51.0], loss), SECOND.key: fine}
         assert choose([FIRST, SECOND], found, 4) is SECOND
         assert finalists([FIRST, SECOND], found) == [SECOND]
+    begun = {FIRST.key: probed(FIRST, [50.0, 51.0], 5.0, rounds=1), SECOND.key: fine}
+    assert finalists([FIRST, SECOND], begun) == [FIRST, SECOND]  # training has just begun
     both = probed(
         SECOND, [40.0, 41.0], loss=2 * 2.3, chance=2 * 2.3
     )  # it adds two losses, each near that of guessing among ten

@@ -185,6 +185,9 @@ def test_compare_searches_rates_for_each_row_and_shows_edges(tmp_path: Path) -> 
     assert "the smallest or largest rate that was tried" in shown
     assert "2 rows (2 values x 1 round, the best 1 to round 2): 6 rounds, about " in told
     assert {row.label for group in collect([tmp_path / "c"]) for row in group} == {"local", "fedper"}
+    page = (tmp_path / "c" / "report.html").read_text()
+    for entry in entries.values():
+        assert f"{entry['lr']} ({entry['search']['at_edge'][LR]} tried)" in page
     assert call("compare", "fedper", "--lr", "1e-5,3e-3", *flags, "--quiet")[0] == 0
 
 
@@ -195,7 +198,7 @@ def test_run_finds_its_rate_and_refuses_what_is_no_rate(tmp_path: Path) -> None:
     (found,) = json.loads((tmp_path / "r" / "search" / "search.json").read_text())
     assert Run(tmp_path / "r").experiment.train.lr == found["chosen"][LR]
     assert "val" in told
-    for wrong, words in (("often", "or auto"), ("-1,2", "above 0"), ("0", "above 0")):
+    for wrong, words in (("often", "or auto"), ("-1,2", "above 0"), ("0", "train.lr")):
         status, _, told = call("run", "--lr", wrong, "--out", tmp_path / "x")
         assert status == 2
         assert words in told

@@ -37,7 +37,7 @@ def _main(group: Group) -> Table:
         ("clients\nhurt", _hurt, _has_gain),
         ("AUROC", lambda r: decimal(r.view("auroc")), lambda r: r.view("auroc")),
         ("server\naccuracy %", lambda r: percent(r.view("mean", "server")), lambda r: r.view("mean", "server")),
-        ("learning\nrate", lambda r: str(r.first.tables["train"].get("lr", "-")), lambda r: True),
+        ("learning\nrate", _rate, lambda r: True),
         ("seeds", lambda r: ", ".join(map(str, r.seeds)), lambda r: len({str(row.seeds) for row in ranked}) > 1),
     ]
     return _of_columns(group, "Results, one line per row", every, _note(ranked))
@@ -89,6 +89,12 @@ def _note(ranked: Sequence[Row]) -> str:
 def _is_known(value: object) -> bool:
     """Tell whether there is something to show; 0 counts as something."""
     return value is not None and value is not False
+
+
+def _rate(row: Row) -> str:
+    """Write the learning rate, marked if it was searched and is the smallest or largest of those tried."""
+    rate = str(row.first.tables["train"].get("lr", "-"))
+    return f"{rate} ({row.first.edge} tried)" if row.first.edge else rate
 
 
 def _has_gain(row: Row) -> bool:
