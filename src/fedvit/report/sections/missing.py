@@ -35,11 +35,11 @@ def missing(group: Group) -> Table | None:
         rows = sum(record.seed == seed for _, record in records)
         whose = "all rows" if len(labels) == rows > 1 else ", ".join(labels)
         share = f"{len(absence.rounds)} of {absence.sampled}" if absence.sampled else str(len(absence.rounds))
-        cells = [_ranges(absence.rounds), share, absence.part, absence.reason]
+        cells = [_ranges(absence.rounds), absence.reason, absence.part, share]
         lines.append(Line(absence.client, [*cells, *([f"{whose}, seed {seed}"] if several else [])]))
     if not lines:
         return None
-    head = ["client", "rounds", "how many", "missing in", "reason", *(["row"] if several else [])]
+    head = ["client", "rounds", "reason", "missing in", "how many", *(["row"] if several else [])]
     note = (
         "How many is out of the rounds in which the client was sampled. A client that was not evaluated does not count "
         "in that round."
