@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedvit.core.settings import Experiment
-from fedvit.network.flower.template import for_trial, write_app
+from fedvit.network.flower.template import PROFILE, for_trial, write_app
 from fedvit.network.flower.trial import Trial, free_port, last_lines, submit, superlink, supernode
 from fedvit.network.site import Federation
 from fedvit.runs.folder import Run
@@ -58,6 +58,14 @@ class Field:
         """The site's own log."""
         file = self.state_of(site) / "log.txt"
         return file.read_text() if file.is_file() else ""
+
+    def flower_log(self, number: str) -> str:
+        """What Flower's user sees of a run: the output of its ServerApp."""
+        done = subprocess.run(
+            ["flwr", "log", number, PROFILE, "--show"],
+            env=self.trial.environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
 
     def last_words(self) -> str:
         """How all processes are and what they and the run said last, for a test that failed."""

@@ -55,10 +55,15 @@ def test_a_policy_is_shown_at_the_server(tmp_path: Path) -> None:
     rules.write_text('methods = ["local"]')
     with field(tmp_path, ["0", "2"]) as made:
         made.start("1", policy=str(rules))
-        made.finish(tiny("fedavg", **THREE), tmp_path / "out")
+        number = made.submit(tiny("fedavg", **THREE), tmp_path / "out")
+        made.wait(tmp_path / "out")
         said = "the policy allows local, but this run uses fedavg"
         assert f"site 1 does not take part: {said}" in (tmp_path / "out" / "error.txt").read_text()
-        assert said in made.said("1")
+        ended = f"the run ended: site 1 does not take part: {said}"
+        until(lambda: ended in made.flower_log(number), "the server's sentence")
+        for text in (made.flower_log(number), made.said("1")):  # one sentence each, and no traceback
+            assert text.count(said) == 1
+            assert "Traceback" not in text
 
 
 def into_round_2(made: Field) -> Path:

@@ -17,6 +17,8 @@ TOP = """# Commands
 This page lists every command with its arguments and options, as `fedvit COMMAND --help` does. To set something that has
 no flag, use `--set TABLE.KEY=VALUE` or a line in an experiment file; flags override `--set`, which overrides the file.
 
+`fedvit --version` prints the version.
+
 The exit status is 0 on success, 2 for a mistake in your input (one message, no traceback), and 1 for anything else.
 
 `python -m fedvit.cli.docs > docs/commands.md` generates this page, and a test checks that it is up to date.

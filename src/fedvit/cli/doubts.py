@@ -1,6 +1,5 @@
 """What commands say about doubtful results, below their tables."""
 
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ _MOST_LINES = 12  # the logs and the report have all of them
 
 def show_doubts(runs: "Sequence[Run]", *, searched: bool) -> None:
     """Print the warnings of these runs, and the command to give if a learning rate may be to blame."""
-    from fedvit.runs.doubts import AUTO
+    from fedvit.runs.doubts import AUTO, with_auto_rate
 
     lines = [f"{_name(run, runs)}: {doubt}" for run in runs for doubt in run.summary.get("warnings", [])]
     for line in lines[:_MOST_LINES]:
@@ -31,21 +30,3 @@ def show_doubts(runs: "Sequence[Run]", *, searched: bool) -> None:
 def _name(run: "Run", runs: "Sequence[Run]") -> str:
     label = run.folder.parent.name if len(runs) > 1 else run.summary["label"]
     return f"{label}, seed {run.summary['seed']}" if len(runs) > 1 else str(label)
-
-
-def with_auto_rate(arguments: Sequence[str]) -> str:
-    """Return a command like this one that searches for its rates, and that writes to another folder."""
-    kept: list[str] = []
-    skip = False
-    for number, word in enumerate(arguments):
-        flag, equals, value = word.partition("=")
-        if skip:
-            skip = False
-        elif flag == "--lr":
-            skip = not equals
-        elif flag == "--out":
-            kept += ["--out", f"{value if equals else arguments[number + 1]}-auto"]
-            skip = not equals
-        elif flag != "--resume":
-            kept.append(word)
-    return shlex.join(["fedvit", *kept, "--lr", "auto"])

@@ -107,6 +107,8 @@ def evaluate(
         from fedvit.core.files import write_csv
         from fedvit.report.evaluation import evaluation_tables
         from fedvit.runs.evaluate import evaluate as score
+        from fedvit.runs.evaluate import trained_on
+        from fedvit.runs.folder import Run
         from fedvit.runs.predict import model_of
 
         if table is not None and (table.is_dir() or not table.parent.is_dir()):
@@ -122,6 +124,9 @@ def evaluate(
                 out.print(one)
             if table is not None:
                 out.print(f"{found.images} images: {table}", soft_wrap=True, highlight=False, markup=False)
+        seen = trained_on(Run(source), found) if source.is_dir() else 0
+        if seen:
+            err.print(f"{seen} of {found.images} images were used in training: these scores flatter the model")
         for words, left in (("no images of", found.absent), ("skipped folders", found.skipped)):
             if left:
                 err.print(f"{words}: {', '.join(left)}", soft_wrap=True, highlight=False, markup=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fedvit.cli.flags import EXPERIMENT, clear_errors, given, out, print_json, takes
@@ -26,6 +27,28 @@ def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
         parameters = inspect.signature(function).parameters
         defaults = {key: parameter.default for key, parameter in parameters.items()}
         entries.append({"name": name, "summary": (text or "").strip().splitlines()[0], "options": defaults})
+    return [*entries, *outside_methods()] if kind == "methods" else entries
+
+
+def outside_methods() -> list[dict[str, Any]]:
+    """List the methods of other packages; one that cannot be used says why, and does not hide the others."""
+    from fedvit.methods import METHODS, find_method, plugins
+
+    entries = []
+    for name, points in plugins.found().items():
+        packages = ", ".join(plugins.package_of(point) for point in points)
+        entry: dict[str, Any] = {"name": name, "summary": "", "options": {}, "package": packages}
+        problem = plugins.clash(name, METHODS)
+        try:
+            if problem is not None:
+                raise UserError(problem)
+            function = find_method(name)
+            text = function.__doc__ or sys.modules[function.__module__].__doc__ or ""
+            options = {key: one.default for key, one in inspect.signature(function).parameters.items()}
+            entry |= {"summary": f"{(text.strip().splitlines() or [''])[0]} [{packages}]", "options": options}
+        except UserError as told:
+            entry |= {"summary": f"error: {told}", "error": str(told)}
+        entries.append(entry)
     return entries
 
 
@@ -41,7 +64,7 @@ def catalogue_tables() -> list[Table]:
         table.add_column("options (--set)")
         for entry in catalogue(kind):
             options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
-            table.add_row(entry["name"], entry["summary"], options)
+            table.add_row(entry["name"], escape(entry["summary"]), options)
         tables.append(table)
     return tables
 
@@ -109,13 +132,14 @@ def _measure(experiment: "Experiment", classes: int, shape: tuple[int, ...], wor
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="Print the methods as JSON, with every option and its default.")] = False) -> None:  # fmt: skip
-    """List all methods and tunes with their options."""
+    """List all methods and tunes with their options, after six methods that most people want."""
+    from fedvit.cli.advise import six_table
     from fedvit.cli.inspect import catalogue, catalogue_tables
 
     if as_json:
         print_json(catalogue("methods"))
     else:
-        for table in catalogue_tables():
+        for table in (six_table(), *catalogue_tables()):
             out.print(table)
 
 

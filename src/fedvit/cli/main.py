@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from fedvit import __version__
+from fedvit.cli.advise import advise
 from fedvit.cli.export import evaluate, export, predict
 from fedvit.cli.inspect import cost, datasets, methods, partition
 from fedvit.cli.network import flower, split_client, split_server
@@ -23,8 +24,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, compare, search, report, table, cost, methods, datasets, partition, study, flower, export, predict, evaluate,
-    split_server, split_client,
+    run, compare, search, advise, report, table, cost, methods, datasets, partition, study, flower, export, predict,
+    evaluate, split_server, split_client,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 

@@ -1,11 +1,11 @@
 """Commands that train: run, compare and study."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedvit.cli.also import check_also, run_local_too, start
 from fedvit.cli.doubts import show_doubts
 from fedvit.cli.estimate import foretold, say_of_rows
 from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, parse_seeds, takes
@@ -30,16 +30,22 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out after its last finished round.")
     ] = False,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Afterwards also run Local with the same settings, in the folder local of the run, to know what every client gains; the only value is local."
+        ),
+    ] = None,
     **flags: Any,
 ) -> None:
     """Train one method and record what every client gains from it."""
     with clear_errors(flags["debug"], flags["quiet"]), foretold(show=not flags["quiet"]):
         prepare(flags["workers"] if engine == "local" else 1)
         from fedvit.config.load import parse_sets
-        from fedvit.report.progress import Progress, SeenRound
+        from fedvit.report.progress import Progress
         from fedvit.report.tables import summary_table, time_line
         from fedvit.runs.folder import Run
-        from fedvit.runs.resume import settle, start_or_resume
+        from fedvit.runs.resume import settle
         from fedvit.runs.tracking import sent_in
         from fedvit.studies.rates import parse_rates, rates_folder
         from fedvit.studies.rows import Row
@@ -47,30 +53,27 @@ def run(
         sets = parse_sets(flags["sets"] or [])
         flags["lr"], by_search, rates = parse_rates(flags["lr"])
         settings, folder = settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
-        if engine not in ("local", "flower"):
-            raise UserError(f"--engine expects local or flower, found {engine!r}")
+        with_local = check_also(also, settings, engine)
         if by_search:
             row = Row(settings.label, {settings.run.seed: settings})
             place = flags["out_dir"] / "search" if flags["out_dir"] else rates_folder(row, rates)
             (row,) = searched_rows([row], rates, place, workers=flags["workers"], quiet=flags["quiet"])
             flags["lr"] = row.first.train.lr
             settings, folder = settle(experiment, sets, given(flags), flags["out_dir"], resume=resume)
-        steps: Iterator[SeenRound]
-        if engine == "flower":
-            from fedvit.network.flower.trial import start_or_resume_trial
-
-            steps = start_or_resume_trial(settings, folder, resume=resume, workers=flags["workers"])
-        else:
-            steps = start_or_resume(settings, folder, resume=resume, workers=flags["workers"])
-        with Progress(err, settings.train.rounds, quiet=flags["quiet"]) as progress:
+        steps = start(settings, folder, engine, resume=resume, workers=flags["workers"])
+        total = settings.train.rounds * (2 if with_local else 1)
+        with Progress(err, total, quiet=flags["quiet"]) as progress:
             past = Run(folder).rounds if resume else []
             progress.start(settings.label, len(past), sum(map(sent_in, past)))
             for done in steps:
                 progress.step(done)
+            rows = run_local_too(settings, folder, engine, progress, flags["workers"]) if with_local else []
         _draw_choices(folder)
         report_at = write_report_of(folder)
         if not flags["quiet"]:
             out.print(summary_table(Run(folder).summary))
+            if rows:
+                print_verdict(rows, folder / "sites.csv")
             out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
             out.print(f"results: {folder}\nreport: {report_at}", soft_wrap=True, highlight=False)
             show_doubts([Run(folder)], searched=by_search)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from fedvit.cli.estimate import estimate_of
 from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, parse_seeds, takes
+from fedvit.core.errors import UserError
 from fedvit.engine.processes import prepare
 
 if TYPE_CHECKING:
@@ -73,7 +75,9 @@ def search(
         folder = flags["out_dir"] or search_folder(searches)
         total = sum(one.rounds for one in searches)
         plans = dict.fromkeys(one.schedule.words(one.candidates) for one in searches)
-        _say(f"search for {len(searches)} rows ({'; '.join(plans)}): {total} rounds in all", flags["quiet"])
+        about = _about([(one.row, one.rounds) for one in searches], flags["workers"])
+        many = f"{len(searches)} row{'s' * (len(searches) != 1)}"
+        _say(f"search for {many} ({'; '.join(plans)}): {total} rounds in all{about}", flags["quiet"])
         with Progress(err, total, quiet=flags["quiet"]) as progress:
             found = _followed(progress, run_searches(searches, folder, _starter(progress), flags["workers"]))
         save_search(folder / "search.json", found)
@@ -94,14 +98,29 @@ def searched_rows(
     from fedvit.report.search_tables import found_lines
     from fedvit.studies.rates import planned_rounds, search_rates, words_of_search
 
-    total = planned_rounds(rows, rates)
-    _say(f"searching a learning rate on validation images for {words_of_search(rows, rates)}: {total} rounds", quiet)
+    each = [(row, planned_rounds(row, rates)) for row in rows]
+    total = sum(rounds for _, rounds in each)
+    cost = f"{total} rounds{_about(each, workers)}"
+    _say(f"searching a learning rate on validation images for {words_of_search(rows, rates)}: {cost}", quiet)
     with Progress(err, total, quiet=quiet) as progress:
         steps = search_rates(rows, rates, folder, on_start=_starter(progress), workers=workers)
         chosen = _followed(progress, steps)
     for line in found_lines([row.search for row in chosen if row.search is not None]):
         _say(line, quiet)
     return chosen
+
+
+def _about(searches: "Sequence[tuple[Row, int]]", workers: int | None) -> str:
+    """Say how long so many rounds of these rows take; nothing if it cannot be told, since the run will say why."""
+    from fedvit.engine.estimate import minutes_in_words
+
+    try:
+        minutes = sum(
+            estimate_of(row.first, workers).minutes * rounds / row.first.train.rounds for row, rounds in searches
+        )
+    except UserError:
+        return ""
+    return f", about {minutes_in_words(minutes)}"
 
 
 def _starter(progress: "Progress") -> "OnStart":

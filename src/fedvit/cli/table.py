@@ -44,7 +44,7 @@ def table(
         from fedvit.core.files import write_text
         from fedvit.report.load import collect
         from fedvit.report.paper_tables import write_tables
-        from fedvit.studies.drawing import check_figure, draw_folder
+        from fedvit.studies.drawing import check_figure, draw_folder, trains_nothing
         from fedvit.studies.papers import tables_of
 
         form = _form(form, file)
@@ -52,8 +52,13 @@ def table(
             if path is not None and (path.is_dir() or not path.parent.is_dir()):
                 raise UserError(f"expected a file in a folder that exists, found {path}")
         check_figure(figure, folders)
-        groups = collect(folders)
-        text = write_tables(tables_of(groups, folders), form)
+        if trains_nothing(folders):
+            if figure is None or file is not None:
+                raise UserError(f"{folders[0]} is a study that trains nothing, so it has only a --figure and no table")
+            groups, text = [], ""
+        else:
+            groups = collect(folders)
+            text = write_tables(tables_of(groups, folders), form)
         try:
             if figure is not None:
                 draw_folder(folders, groups, figure)

@@ -13,9 +13,10 @@ from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of
-from fedvit.methods import METHODS, plan_of
+from fedvit.methods import METHODS, find_method, method_names, plan_of
+from fedvit.methods.plugins import versions_of
 from fedvit.methods.tunes import SCRATCH_LR, TUNES, make_tune
-from fedvit.models.build import input_size
+from fedvit.models.build import check_patches, input_size
 from fedvit.models.groups import GROUPS, check_groups
 from fedvit.models.plugins.specs import KINDS
 from fedvit.split.plan import SplitPlan
@@ -31,15 +32,17 @@ def keys_of_tables(method: str, tune: str) -> dict[str, list[str]]:
         model = field.annotation
         if inspect.isclass(model) and issubclass(model, BaseModel):
             keys[table] = list(model.model_fields)
-    for kind, known, name in (("method", METHODS, method), ("tune", TUNES, tune)):
-        function: Callable[..., Any] | None = known.get(name)
+    for kind, name in (("method", method), ("tune", tune)):
+        function: Callable[..., Any] | None = _method_of(name).get(name) if kind == "method" else TUNES.get(name)
         keys[kind] = ["name", *(inspect.signature(function).parameters if function else ())]
     return keys
 
 
 def resolve(tables: Tables, sites: tuple[str, ...] | None = None, own: FromPython | None = None) -> Experiment:
     """Check every value and fill in every default that depends on another."""
-    method = options("method", METHODS, tables.get("method", {}), "fedavg")
+    chosen = tables.get("method", {})
+    known = METHODS if chosen.get("python") else _method_of(str(chosen.get("name", "fedavg")))
+    method = options("method", known, chosen, "fedavg")
     tune_table = tables.get("tune", {})
     name = str(tune_table.get("name", "full"))
     named = tables.get("model", {}).get("groups") or {}
@@ -59,6 +62,11 @@ def resolve(tables: Tables, sites: tuple[str, ...] | None = None, own: FromPytho
     return _with_defaults(experiment.with_own(own or FromPython()), sites)
 
 
+def _method_of(name: str) -> Mapping[str, Callable[..., Any]]:
+    """Return our methods, and the one of this name if another package has it."""
+    return {**METHODS, name: find_method(name)} if name in method_names() else METHODS
+
+
 def _is_groups(name: str, named: Iterable[str]) -> bool:
     """Return whether a tune's name reads as layer groups rather than as a misspelled tune."""
     parts = [part.strip() for part in name.split(",")]
@@ -75,7 +83,8 @@ def options(
         return {"name": str(name), "python": True}
     if name not in known:
         extra = "; a tune may also be layer groups joined by commas" if kind == "tune" else ""
-        raise UserError(f"unknown {kind} {name!r}; {nearest(str(name), known)}{extra}")
+        names = method_names() if kind == "method" else known
+        raise UserError(f"unknown {kind} {name!r}; {nearest(str(name), names)}{extra}")
     parameters = inspect.signature(known[name], eval_str=True).parameters
     _reject_unknown(kind, table, ["name", *parameters], f" of {name}")
     result: dict[str, Any] = {"name": name}
@@ -105,6 +114,7 @@ def readable(problem: ValidationError) -> str:
 
 def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Experiment:
     """Fill in the defaults that depend on other values."""
+    check_patches(experiment.model)
     init = "random" if experiment.model.from_scratch else "zero"
     method, tune = (_resolved_init(table, init) for table in (experiment.method, experiment.tune))
     experiment = experiment.model_copy(update={"method": method, "tune": tune})
@@ -187,7 +197,8 @@ def to_tables(experiment: Experiment) -> Tables:
 
 def to_toml(experiment: Experiment) -> str:
     """Return the text of run.toml: every resolved setting, and the versions that the run used."""
-    return tomli_w.dumps({**to_tables(experiment), "versions": versions()})
+    used = {**versions(), **versions_of(str(experiment.method["name"]))}
+    return tomli_w.dumps({**to_tables(experiment), "versions": used})
 
 
 def versions() -> dict[str, str]:

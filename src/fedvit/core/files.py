@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TextIO, TypedDict
 
 from fedvit.core.errors import UserError
 
@@ -122,11 +122,16 @@ def csv_line(cells: Sequence[Any]) -> str:
 def write_csv(path: Path, lines: Iterable[Sequence[Any]]) -> int:
     """Write lines as they arrive, the header first, and return how many follow it; the file appears at the end."""
     count = -1
-    with replacing(path) as partial, partial.open("w", newline="", encoding="utf-8") as stream:
+    with replacing(path) as partial, _open_csv(partial) as stream:
         for cells in lines:
             stream.write(csv_line(cells))
             count += 1
     return count
+
+
+def _open_csv(path: Path) -> TextIO:
+    """Open a file for writing; names of files that are not UTF-8 keep their bytes."""
+    return path.open("w", newline="", encoding="utf-8", errors="surrogateescape")
 
 
 def _no_formula(cell: Any) -> Any:

@@ -132,4 +132,5 @@ def keep_only(dataset: Dataset, kept: Indices) -> Dataset:
         labels=dataset.labels[kept],
         official_test=None if dataset.official_test is None else dataset.official_test[kept],
         sites=None if dataset.sites is None else dataset.sites[kept],
+        files=(),
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,9 @@ from fedvit.engine.net import POOLED
 from fedvit.engine.transport import Task, Transport
 
 log = logging.getLogger(__name__)
+_LONGEST_REASON = 200  # characters in rounds.jsonl
+_PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\\/]+[^\s\\/:'\"]+){2,}")
+_KEY = re.compile(r"\b[0-9a-f]{16,}\b")  # an ID or hash, which differs from run to run
 Scores = Mapping[str, Mapping[str, float]]  # client -> "<view>_<metric>" -> value
 
 
@@ -52,15 +56,15 @@ def federate(
         cohort = choose(plan, clients, experiment, number)
         answers: dict[str, Payload] = {}  # the parts that are needed after aggregation
         with ledger.phase("aggregate"):
-            server, loss, failed = train_round(plan, before, transport, experiment, cohort, number, ledger, answers)
+            server, loss, failures = train_round(plan, before, transport, experiment, cohort, number, ledger, answers)
         with ledger.phase("store"):
             transport.commit(number)
-        scores, views = None, None
+        scores, views, absences = None, None, dict[str, str]()
         if is_evaluated(number, experiment):
             with ledger.phase("evaluate"):
                 inside = run.evaluate == "in_round" and not plan.pooled
                 tested = dict.fromkeys(clients, before if inside else server)
-                scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {})
+                scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {}, absences)
                 views = summarize(scores, test_samples)
                 found = evaluate_server(server.shared, number, scores) if evaluate_server is not None else None
                 if found is not None:
@@ -68,7 +72,7 @@ def federate(
         row = {
             "round": number,
             "cohort": cohort,
-            "failed": failed,
+            "failed": list(failures),
             "loss": loss,
             "losses": ledger.losses,
             "nbytes_down": 0 if plan.pooled else per_client(ledger.down),
@@ -76,6 +80,7 @@ def federate(
             "nbytes_evaluation": ledger.evaluation,
             "views": views,
         }
+        row |= reasons_for_row(failures, absences)
         choices = {
             name: answer.trees["choice"]["layers"] for name, answer in answers.items() if "choice" in answer.trees
         }
@@ -84,6 +89,18 @@ def federate(
         yield Round(server, row, scores, ledger)
         if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
             return
+
+
+def reasons_for_row(failures: Mapping[str, str], absences: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return the fields of rounds.jsonl that say why clients were missing, in training and evaluation, if any were."""
+    told = {"failures": failures, "failures_evaluation": absences}
+    return {key: {name: short_reason(text) for name, text in found.items()} for key, found in told.items() if found}
+
+
+def short_reason(text: str) -> str:
+    """Return a reason from outside as one short line of printable text, without paths, IDs and hashes."""
+    line = _PATH.sub("…", _KEY.sub("…", " ".join(text.split())))
+    return "".join(letter for letter in line if letter.isprintable())[:_LONGEST_REASON]
 
 
 def is_evaluated(number: int, experiment: Experiment) -> bool:
@@ -119,9 +136,12 @@ def train_round(
     number: int,
     ledger: Ledger,
     answers: dict[str, Payload],
-) -> tuple[Server, float | None, list[str]]:
-    """Dispatch, train, and aggregate the answers as a stream. If all clients fail, the server stays as it was."""
-    failed: list[str] = []
+) -> tuple[Server, float | None, dict[str, str]]:
+    """Dispatch, train, and aggregate the answers as a stream. If all clients fail, the server stays as it was.
+
+    Also return the clients that failed, each with its reason.
+    """
+    failures: dict[str, str] = {}
     losses: list[tuple[float, float]] = []
     equal = (experiment.train.weighting or plan.weighting) == "equal"
     messages = {name: for_round(plan.dispatch(server, name), number) for name in cohort}
@@ -132,7 +152,7 @@ def train_round(
         for name, answer in ledger.awaited("train", transport.exchange("train", messages)):
             if isinstance(answer, Failure):
                 log.warning("round %d: client %s %s", number, name, answer.reason)
-                failed.append(name)
+                failures[name] = answer.reason
                 continue
             if not plan.pooled:
                 ledger.up.append(answer.nbytes)
@@ -152,7 +172,7 @@ def train_round(
         server = plan.aggregate(server, itertools.chain([first], stream))
     examples = sum(count for count, _ in losses)
     loss = sum(count * value for count, value in losses) / examples if examples else None
-    return replace(server, round=number), loss, failed
+    return replace(server, round=number), loss, failures
 
 
 def evaluate(
@@ -162,8 +182,12 @@ def evaluate(
     number: int,
     ledger: Ledger,
     answers: Mapping[str, Payload] = {},
+    absences: dict[str, str] | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Score all clients' views, sampled or not; those in `answers` get back what they reported, not the server's."""
+    """Score all clients' views, sampled or not; those in `answers` get back what they reported, not the server's.
+
+    The clients that were not evaluated are added to `absences`, each with its reason.
+    """
     messages = {name: for_round(plan.dispatch(server, name), number) for name, server in servers.items()}
     for name, reported in answers.items():
         trees = {key: reported.trees.get(key, group) for key, group in messages[name].trees.items()}
@@ -173,6 +197,8 @@ def evaluate(
     for name, answer in transport.exchange(task, messages):
         if isinstance(answer, Failure):
             log.warning("round %d: client %s was not evaluated: %s", number, name, answer.reason)
+            if absences is not None:
+                absences[name] = answer.reason
             continue
         scores[name] = dict(answer.scalars)
     if not plan.pooled:

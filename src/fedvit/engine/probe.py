@@ -37,6 +37,7 @@ from fedvit.engine.worker import Worker
 from fedvit.models.build import macs_per_example
 from fedvit.split.plan import SplitPlan
 
+TINY_LR = 1e-8  # random images must not make the probe diverge at a rate that suits real ones
 LARGE = 2e9  # multiply-adds of an image from which on a formula is used
 
 
@@ -122,7 +123,7 @@ class _Probe:
         self.images = 4
         self.batch = self.images if norms else 2  # a single image has no variance, so its batch would be skipped
         self.rounds = max(3, experiment.train.rounds)
-        update = {"rounds": self.rounds + 3, "dropout": 0.0, "cohort": 1}
+        update = {"rounds": self.rounds + 3, "dropout": 0.0, "cohort": 1, "lr": TINY_LR}
         self.experiment = experiment.model_copy(
             update={
                 "train": experiment.train.model_copy(update=update),

@@ -20,7 +20,7 @@ from fedvit.core.training import all_finite
 from fedvit.core.tree import Tree
 from fedvit.engine.inprocess import InProcess
 from fedvit.engine.ledger import Ledger, per_client
-from fedvit.engine.loop import Round, is_evaluated, reached, sample_cohort, summarize
+from fedvit.engine.loop import Round, is_evaluated, reached, reasons_for_row, sample_cohort, summarize
 from fedvit.engine.net import Net, local_settings, rate_factor
 from fedvit.models.cuts import Parts
 from fedvit.split.client import ClientSide, Requests
@@ -48,6 +48,7 @@ class Trained:
 
     answers: dict[str, Answer] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)  # why those failed
 
 
 class SplitClients(Protocol):
@@ -67,6 +68,9 @@ class SplitClients(Protocol):
 
     def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
         """Score these clients with the current body; return the scores and the tensor bytes that were sent."""
+
+    def absences(self, number: int) -> Mapping[str, str]:
+        """Return the clients that the last evaluation missed, if it was this round's, and why."""
 
 
 class Loopback:
@@ -101,7 +105,7 @@ class LocalClients:
         for name in cohort:
             if transport.fails(name, number):
                 log.warning("round %d: client %s dropped out (train.dropout)", number, name)
-                done.failed[name] = 0
+                done.failed[name], done.reasons[name] = 0, "dropped out (train.dropout)"
                 side.drop(name)
         present = [name for name in cohort if name not in done.failed]
         channel = Loopback(side)
@@ -145,6 +149,9 @@ class LocalClients:
             scores[name] = view_scores("personal", predict, client.data, inputs, device, auroc=worker.auroc)
         return scores, sum(channel.up.values()) + sum(channel.down.values())
 
+    def absences(self, number: int) -> Mapping[str, str]:
+        return {}  # clients in this process are always there
+
 
 def federate_split(
     net: Net, server: Server, clients: SplitClients, experiment: Experiment, test_samples: Mapping[str, int]
@@ -157,7 +164,7 @@ def federate_split(
         ledger = Ledger()
         cohort = sample_cohort(names, experiment, number)
         with ledger.phase("train"):
-            server, loss, failed = _split_round(net, parts, server, clients, experiment, cohort, number, ledger)
+            server, loss, failures = _split_round(net, parts, server, clients, experiment, cohort, number, ledger)
         with ledger.phase("store"):
             clients.commit(number)
         scores, views = None, None
@@ -168,7 +175,7 @@ def federate_split(
         row: dict[str, Any] = {
             "round": number,
             "cohort": cohort,
-            "failed": failed,
+            "failed": list(failures),
             "loss": loss,
             "losses": ledger.losses,
             "nbytes_down": per_client(ledger.down),
@@ -176,6 +183,7 @@ def federate_split(
             "nbytes_evaluation": ledger.evaluation,
             "views": views,
         }
+        row |= reasons_for_row({name: text for name, text in failures.items() if text}, clients.absences(number))
         yield Round(server, row, scores or None, ledger)
         if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
             return
@@ -202,14 +210,14 @@ def _split_round(
     cohort: Sequence[str],
     number: int,
     ledger: Ledger,
-) -> tuple[Server, float | None, list[str]]:
+) -> tuple[Server, float | None, dict[str, str]]:
     """Take every sampled client's steps and train the body. If no client finishes, the server stays as it was."""
     split = net.split
     side = server_side(net, parts, server, experiment, number, cohort)
     average = bool(split.average_every) and (number - 1) % split.average_every == 0  # rounds count from 0 in the papers
     net.module.train()
     done = clients.train(side, cohort, number, average=average)
-    answers, failed = done.answers, [name for name in cohort if name in done.failed]
+    answers, failed = done.answers, {name: done.reasons.get(name, "") for name in cohort if name in done.failed}
     ledger.down += [done.failed[name] for name in failed] + [answer.down for answer in answers.values()]
     ledger.up += [answer.up for answer in answers.values()]
     ledger.losses = {name: answer.loss for name, answer in answers.items()}

@@ -1,9 +1,11 @@
-"""Every method by name, in one dictionary; each method has a file of its own."""
+"""Every method by name, in one dictionary; each method has a file of its own. Other packages may add methods."""
 
+import logging
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
-from fedvit.core.errors import UserError
+from fedvit.core.errors import UserError, nearest
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
 from fedvit.methods import (
@@ -41,6 +43,7 @@ from fedvit.methods import (
     partialfed,
     per_fedavg,
     pfededit,
+    plugins,
     prefix_r,
     prefix_z,
     prompts,
@@ -51,6 +54,7 @@ from fedvit.methods import (
 )
 from fedvit.split.plan import SplitPlan
 
+log = logging.getLogger(__name__)
 Method = Plan | SplitPlan
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg.plan,
@@ -97,9 +101,37 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
+def method_names() -> list[str]:
+    """Return the names of our methods, and then those of other packages."""
+    return list(dict.fromkeys([*METHODS, *plugins.found()]))
+
+
+def find_method(name: str) -> Callable[..., Method]:
+    """Return the function that makes a method's plan: ours, or that of another package."""
+    problem = plugins.clash(name, METHODS)
+    if name in METHODS:
+        if problem is not None:
+            _tell_once(problem)
+        return METHODS[name]
+    if problem is not None:
+        raise UserError(problem)
+    if name not in plugins.found():
+        raise UserError(f"unknown method {name!r}; {nearest(name, method_names())}")
+    return plugins.load(name)
+
+
+@cache
+def _tell_once(problem: str) -> None:
+    log.error("%s", problem)
+
+
 def make_plan(table: Mapping[str, Any]) -> Method:
     """Make the plan of a [method] table, which holds the method's name and the arguments of its function."""
-    return METHODS[table["name"]](**{key: value for key, value in table.items() if key != "name"})
+    name = str(table["name"])
+    plan = find_method(name)(**{key: value for key, value in table.items() if key != "name"})
+    if not isinstance(plan, Plan | SplitPlan):
+        raise UserError(f"the function of the method {name!r} should return a fedvit.Plan, found {type(plan).__name__}")
+    return plan
 
 
 def plan_of(experiment: Experiment) -> Method:

@@ -1,6 +1,7 @@
 """Build a model from its settings: a timm or torchvision backbone of the right size, with its plugins attached."""
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 4, "num_heads
 
 PYTHON = "python"  # the name of a module that was passed from Python
 TORCHVISION = ("resnet18", "resnet50", "resnet50_gn", "shufflenet_v2_x0_5")
+CLAIMED = ("vision_transformer", "vision_transformer_hybrid", "deit")  # timm's modules of the models that are tested
 
 
 def build(
@@ -58,6 +60,8 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
             raise UserError(f"{settings.name} has no patches: leave --patch-size out")
         model = _checked_create(lambda: _convolutional(settings, classes), settings)
     else:
+        if not is_claimed(settings.name):
+            sizes = {"img_size": input_size(settings), **sizes}  # a convolutional network refuses it, see below
         model = _checked_create(
             lambda: timm.create_model(settings.name, pretrained=settings.pretrained, num_classes=classes, **sizes),
             settings,
@@ -117,6 +121,35 @@ def check_name(name: str) -> None:
     )
 
 
+def is_claimed(name: str) -> bool:
+    """Return whether a model is of a kind that we test; a module from Python is its owner's to judge."""
+    if name in ("vit_micro", PYTHON) or name in TORCHVISION:
+        return True
+    return timm.is_model(name) and timm.models.model_entrypoint(name).__module__.rpartition(".")[2] in CLAIMED
+
+
+def patch_size_of(settings: ModelSettings) -> int | None:
+    """Return the side of a patch, or None if only the built model knows it."""
+    if settings.patch_size is not None:
+        return settings.patch_size
+    if settings.name == "vit_micro":
+        return int(MICRO["patch_size"])
+    found = re.search(r"patch(\d+)", settings.name)
+    return int(found[1]) if found and is_claimed(settings.name) else None
+
+
+def check_patches(settings: ModelSettings) -> None:
+    """Refuse an image size that is no multiple of the patch size: the rest of every image would be cut off."""
+    size, patch = input_size(settings), patch_size_of(settings)
+    if patch is None or settings.name in TORCHVISION or size % patch == 0:
+        return
+    fits = [number for number in (size // patch * patch, (size // patch + 1) * patch) if number]
+    raise UserError(
+        f"images of {size} pixels do not consist of whole patches of {patch}: use --image-size "
+        f"{' or '.join(map(str, fits))}, or another --patch-size"
+    )
+
+
 def _convolutional(settings: ModelSettings, classes: int) -> nn.Module:
     """Build one of torchvision's networks, to which the papers compare; a pre-trained one gets a fresh classifier."""
     import torchvision.models
@@ -142,6 +175,13 @@ def _checked_create(create: Callable[[], nn.Module], settings: ModelSettings) ->
     try:
         return create()
     except (RuntimeError, AssertionError, TypeError, ValueError, OSError) as problem:
+        if not is_claimed(settings.name) and isinstance(problem, TypeError):
+            raise UserError(
+                f"{settings.name} is not supported: expected a ViT or DeiT of timm, such as vit_tiny_patch16_224, or "
+                f"{', '.join(TORCHVISION)}. From Python, any module works: fedvit.run(model=timm.create_model("
+                f"{settings.name!r}, num_classes=N), image_size={input_size(settings)}, groups={{'head': [PATH]}}), "
+                "where PATH is that of its classifier"
+            ) from problem
         sizes = f"image size {settings.image_size}, patch size {settings.patch_size}"
         source = ", pre-trained weights from timm's hub" if settings.pretrained else ""
         raise UserError(f"cannot build {settings.name} with {sizes}{source}: {problem}") from problem

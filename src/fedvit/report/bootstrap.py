@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedvit.core.randomness import numpy_generator
 
 DRAWS = 2000
-_LEVEL = (2.5, 97.5)  # percentiles of a 95 % interval
+_ENDS = (0.025, 0.975)  # of a 95 % interval
 Interval = tuple[float, float]
 Cells = Iterable[Sequence[int]]  # [class, predicted class, images]
 
@@ -64,7 +64,10 @@ def merge(tests: Sequence[Hits]) -> Hits:
 def accuracy_interval(tests: Sequence[Hits], name: str) -> Interval:
     """Return the interval of a client's accuracy in percent, averaged over tests on different images."""
     draw = numpy_generator(0, "accuracy", name)
-    draws = [draw.binomial(t.total, _corrected(t.accuracy, t.total), DRAWS) / t.total for t in tests]
+    draws = []
+    for test in tests:
+        p = _corrected(test.accuracy, test.total)
+        draws.append(_draw_sums(draw, test.total, (1 - p, p)) / test.total)
     return _interval(draws)
 
 
@@ -79,9 +82,21 @@ def difference_interval(tests: Sequence[tuple[Hits, Hits]], name: str) -> Interv
             p, q = (_corrected(test.rates[c], total) for test in (one, other))
             first += n / total * p * (1 - q)
             second += n / total * q * (1 - p)
-        found = draw.multinomial(total, (first, second, 1 - first - second), DRAWS)
-        draws.append((found[:, 0] - found[:, 1]) / total)
+        sums = _draw_sums(draw, total, (second, 1 - first - second, first))  # an image adds 0, 1 or 2
+        draws.append((sums - total) / total)
     return _interval(draws)
+
+
+def _draw_sums(draw: np.random.Generator, images: int, chances: Sequence[float]) -> NDArray[np.int64]:
+    """Draw what so many images add up to, if an image adds 0, 1, ... with these chances.
+
+    A sum's chances are those of one image, convolved with themselves. Drawing from them is the same as drawing images
+    one by one, and ten times as fast.
+    """
+    size = images * (len(chances) - 1) + 1
+    of_sum = np.fft.irfft(np.fft.rfft(chances, 2 * size) ** images, 2 * size)[:size]
+    below = np.cumsum(np.maximum(of_sum, 0))
+    return np.asarray(np.searchsorted(below, draw.random(DRAWS) * below[-1]), dtype=np.int64)
 
 
 def _corrected(rate: float, images: int) -> float:
@@ -90,5 +105,6 @@ def _corrected(rate: float, images: int) -> float:
 
 
 def _interval(draws: Sequence[NDArray[np.float64]]) -> Interval:
-    low, high = np.percentile(100 * np.mean(draws, axis=0), _LEVEL)
-    return float(low), float(high)
+    ordered = np.sort(np.mean(draws, axis=0))
+    low, high = (100 * float(ordered[round(share * (DRAWS - 1))]) for share in _ENDS)
+    return low, high

@@ -12,6 +12,7 @@ from fedvit.runs.evaluate import Evaluation
 
 MOST_CLASSES = 12  # in a confusion matrix that fits a terminal
 MOST_MISTAKES = 10
+WIDTH = 50  # of the names above a confusion matrix; beyond that, numbers stand for them
 
 
 def evaluation_tables(found: Evaluation) -> Iterator[Table]:
@@ -45,16 +46,18 @@ def _classes(found: Evaluation) -> Table:
 
 
 def _matrix(found: Evaluation) -> Table:
-    table = plain_table("confusion: rows are the true class, columns the predicted one")
+    table = plain_table("confusion (rows: true class)")
     table.add_column("", overflow="fold")
-    for name in found.classes:
-        table.add_column(escape(name), justify="right", overflow="fold")
+    fits = sum(len(name) + 2 for name in found.classes) <= WIDTH
+    heads = [name if fits else str(number) for number, name in enumerate(found.classes, 1)]
+    for head in heads:
+        table.add_column(escape(head), justify="right", no_wrap=True)
     for number, name in enumerate(found.classes):
         cells = [
             f"[bold]{count}[/]" if column == number else str(count) if count else "."
             for column, count in enumerate(found.confusion[number])
         ]
-        table.add_row(escape(name), *cells)
+        table.add_row(escape(name if fits else f"{heads[number]} {name}"), *cells)
     return table
 
 

@@ -9,21 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from fedvit.core.errors import UserError
+from fedvit.core.files import read_json
 from fedvit.report.statistics import DEEPEST, LOCAL, Record, Row, client_differences, text_of
 from fedvit.runs.folder import Run
 
 
 def collect(folders: Sequence[Path]) -> list[list[Row]]:
-    """Return the rows of all runs in these folders, grouped by dataset and partition."""
+    """Return the rows of all runs in these folders, grouped by model, dataset and partition."""
     found = {path.resolve(): path for folder in folders for path in run_folders(folder)}
-    records = with_gains([read_record(path) for path in found.values()])
+    models: dict[str, list[Record]] = {}
+    for record in (read_record(path) for path in found.values()):
+        models.setdefault(_model_of(record), []).append(record)
     groups: dict[str, list[Record]] = {}
-    for record in records:
-        key: list[Any] = [record.tables["data"], record.tables["partition"]]
-        if "min_samples" not in record.tables["partition"]:  # its default depends on the batch size
-            key.append(record.tables["train"].get("batch"))
-        groups.setdefault(text_of(*key), []).append(record)
+    for model, records in models.items():  # a gain over Local is one of the same model
+        for record in with_gains(records):
+            key: list[Any] = [model, record.tables["data"], record.tables["partition"]]
+            if "min_samples" not in record.tables["partition"]:  # its default depends on the batch size
+                key.append(record.tables["train"].get("batch"))
+            groups.setdefault(text_of(*key), []).append(record)
     return [rows_of(group) for group in groups.values()]
+
+
+def _model_of(record: Record) -> str:
+    """Return what two runs must share to be compared: the model, its sizes and its initial weights."""
+    table = record.tables["model"]
+    keys = ("name", "image_size", "patch_size", "pretrained", "fingerprint")
+    return text_of({key: table.get(key) for key in keys}, Path(str(table.get("weights", ""))).name)
 
 
 def rows_in(folders: Sequence[Path]) -> list[Row]:
@@ -36,7 +47,8 @@ def run_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected a run's or a comparison's folder, such as runs/NAME")
     if (folder / "run.toml").is_file():
-        return [folder]
+        alone = folder / LOCAL  # of `fedvit run --also local`
+        return [folder, alone] if (alone / "run.toml").is_file() else [folder]
     below = sorted(path.parent for depth in range(1, DEEPEST + 1) for path in folder.glob("*/" * depth + "run.toml"))
     if not below:
         raise UserError(
@@ -76,6 +88,7 @@ def read_record(folder: Path) -> Record:
             split=run.split,
             confusion=run.confusion,
             commands=run.commands,
+            edge=_edge_of_rate(folder, label),
         )
         gains = {row["client"]: row["gain"] for row in record.clients if row["gain"] is not None}
         _ = record.seed, record.planned, record.curve, record.phases, record.confusion.keys()  # fails if damaged
@@ -85,6 +98,15 @@ def read_record(folder: Path) -> Record:
     except (ValueError, KeyError, TypeError, AttributeError, OSError, csv.Error) as problem:
         kind = f"{type(problem).__name__}: {problem}"
         raise UserError(f"the files of the run in {folder} cannot be read ({kind}): is it damaged?") from problem
+
+
+def _edge_of_rate(folder: Path, label: str) -> str:
+    """Return where a searched rate lies among those tried; the search is next to the run, or next to its row."""
+    for place in (folder, folder.resolve().parent.parent):
+        for found in read_json(place / "search" / "search.json", []):
+            if found["label"] == label:
+                return str(found["at_edge"].get("train.lr", ""))
+    return ""
 
 
 def with_gains(records: Sequence[Record]) -> list[Record]:
@@ -128,6 +150,7 @@ def told_apart(rows: Sequence[Row]) -> list[Row]:
             names = [key for key, values in differences(twins).items() if key != "run.seed" and len(set(values)) > 1]
             own = flat(row.first.tables)
             words = ", ".join(f"{key.partition('.')[2]} {own.get(key, '-')}" for key in names) or row.first.folder.name
+            words = re.sub(r"\b[0-9a-f]{64}\b", lambda found: found[0][:8], words)  # a fingerprint is no name
             row = replace(row, label=f"{row.label} ({words})")
         result.append(row)
     return result

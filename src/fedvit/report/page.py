@@ -12,6 +12,7 @@ from fedvit.core.files import write_text
 from fedvit.report.load import collect, differences
 from fedvit.report.sections.clients import clients
 from fedvit.report.sections.gains import gains
+from fedvit.report.sections.missing import missing
 from fedvit.report.sections.partition import partition
 from fedvit.report.sections.parts import Group
 from fedvit.report.sections.result import result
@@ -32,6 +33,7 @@ _SECTIONS: Sequence[tuple[str, str, str, Callable[[Group], object]]] = (
     ("rounds", "Accuracy by round and by traffic", "rounds", rounds),
     ("gains", "Gain of every client over Local", "gains", gains),
     ("clients", "Every client", "clients", clients),
+    ("missing", "Who was missing", "missing", missing),
     ("split", "Who owns what", "partition", partition),
     ("time", "Where the time went", "times", times),
     ("settings", "Settings", "settings", settings),

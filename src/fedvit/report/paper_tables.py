@@ -16,7 +16,7 @@ from fedvit.report.statistics import LOCAL, Row, interval, mean
 FORMATS = {"csv": ".csv", "md": ".md", "latex": ".tex"}
 OTHER_MARKS, SAME_MARKS = "†‡§¶‖", "abcdefghijklmnopqrstuvwxyz"
 LATEX_MARKS = {"†": r"\dagger", "‡": r"\ddagger", "§": r"\S", "¶": r"\P", "‖": r"\Vert"}
-GAIN = "gain over Local (95 % interval)"
+GAIN = "gain over Local"
 PLUS_MINUS, MINUS = "±", "\N{MINUS SIGN}"
 
 
@@ -155,16 +155,18 @@ _TEXT: Mapping[str, Callable[[Line], str]] = {
     "accuracy %": lambda line: _plus_minus(line.row.mean, line.row.view("std")),
     "± seeds": lambda line: units.percent(line.row.seed_std),
     GAIN: lambda line: _gain(line),
-    "hurt": lambda line: "-" if line.hurt is None else f"{line.hurt:.1f}",
+    "hurt": lambda line: units.amount(line.hurt),
     "AUROC": lambda line: units.decimal(line.row.view("auroc")),
     "MB": lambda line: _megabytes(line.megabytes),
-    "seeds": lambda line: str(len(line.row.seeds)),
+    "seeds": lambda line: ", ".join(map(str, line.row.seeds)),
 }
 
 
 def _columns(table: PaperTable) -> dict[str, list[str]]:
-    """Return the cells of every column that is not empty in all rows."""
+    """Return the cells of every column that says something: not empty, and not the same seeds in every row."""
     columns = {name: [cell(line) for line in table.lines] for name, cell in _TEXT.items()}
+    if len({tuple(line.row.seeds) for line in table.lines}) == 1:
+        del columns["seeds"]  # the caption names them
     return {name: cells for name, cells in columns.items() if set(cells) != {"-"}}
 
 
@@ -326,7 +328,7 @@ def _latex(table: PaperTable) -> str:
             f"% fedvit {version('fedvit')}: {about}",
             "% Needs \\usepackage{booktabs}; the row in bold has the highest mean accuracy.",
             "\\begin{table}",
-            "  \\centering",
+            "  \\centering\\small\\setlength{\\tabcolsep}{4pt}",
             f"  \\caption{{{latex_text(about)}}}",
             f"  \\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
             "    \\toprule",
@@ -343,7 +345,7 @@ def _latex(table: PaperTable) -> str:
 
 
 def _latex_line(cells: Sequence[str]) -> str:
-    return f"    {' & '.join(cells)} \\\\"
+    return f"    {' & '.join('--' if cell == '-' else cell for cell in cells)} \\\\"
 
 
 def _latex_published(published: Published, marks: Mapping[str, tuple[str, Published]]) -> str:

@@ -17,17 +17,17 @@ from fedvit.runs.folder import Run
 plt.rcParams["text.parse_math"] = False  # names of sites and classes may contain dollar signs
 
 INK, MUTED, GRID = "#222222", "#666666", "#dddddd"
-COLORS = (
-    "#8c8c8c",
-    "#d1495b",
-    "#2e86ab",
-    "#3a7d44",
-    "#edae49",
-    "#7d5ba6",
-    "#00798c",
-    "#b56576",
-    "#4f5d75",
-    "#9c6644",
+COLORS = (  # those of the page in light mode; Local comes first and is gray
+    "#6b7280",
+    "#1f5fbf",
+    "#c2410c",
+    "#629422",
+    "#a03277",
+    "#aa6ef9",
+    "#6000d9",
+    "#f75f7a",
+    "#65a8d6",
+    "#1e293b",
 )
 FIGURES: dict[str, dict[str, None]] = {  # suffix -> what to leave out, so that equal content gives equal bytes
     ".png": {"Software": None},
@@ -106,8 +106,16 @@ def draw_choices(run: Run, path: Path) -> None:
 
 
 def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str, view: str = "personal") -> None:
-    """Draw, on the left, every client of every seed and the mean of a view; on the right, the mean by round."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.15, 1]})
+    """Draw, on the left, every client of every seed and the mean of a view; on the right, the mean by round.
+
+    Where only one round was evaluated there is no curve, and the left part stands alone.
+    """
+    curved = any(sum(bool(row["views"]) for row in run.rounds) > 1 for runs in rows.values() for run in runs)
+    if curved:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), gridspec_kw={"width_ratios": [1.15, 1]})
+    else:
+        figure, left = plt.subplots(figsize=(7, 4))
+        right = None
     for number, (label, runs) in enumerate(rows.items()):
         color = COLORS[number % len(COLORS)]
         accuracies = np.array([client["personal_accuracy"] for run in runs for client in run.clients])
@@ -117,6 +125,8 @@ def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str, v
         mean = float(np.mean([run.summary["views"][own]["mean"] for run in runs]))
         left.plot([mean, mean], [number - 0.36, number + 0.36], color=color, linewidth=3)
         left.annotate(f"{mean:.1f}", (mean, number - 0.38), ha="center", va="bottom", fontsize=9, color=INK)
+        if right is None:
+            continue
         scored = [[row for row in run.rounds if row["views"]] for run in runs]
         curves = [{row["round"]: row["views"][own]["mean"] for row in rounds} for rounds in scored]
         x = sorted(set.intersection(*map(set, curves)))  # a seed may have stopped earlier than another
@@ -126,10 +136,11 @@ def draw_comparison(rows: Mapping[str, Sequence[Run]], path: Path, title: str, v
     left.invert_yaxis()
     whose = "means" if view == "personal" else f"the {view}'s model"
     left.set_xlabel(f"personal accuracy, %: dots are clients, bars are {whose}")
-    right.set_xlabel("round")
-    right.set_ylabel("mean personal accuracy, %" if view == "personal" else f"accuracy of the {view}'s model, %")
-    right.legend(frameon=False)
-    for axes in (left, right):
+    if right is not None:
+        right.set_xlabel("round")
+        right.set_ylabel("mean personal accuracy, %" if view == "personal" else f"accuracy of the {view}'s model, %")
+        right.legend(frameon=False)
+    for axes in figure.axes:
         axes.grid(axis="both", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,5 +1,6 @@
-"""Progress on standard error: a bar on a terminal, plain lines elsewhere."""
+"""Progress on standard error: a bar on a terminal, elsewhere plain lines from the start, at least twice a minute."""
 
+import threading
 import time
 from types import TracebackType
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from fedvit.report.units import duration
 from fedvit.runs.tracking import sent_in
 
 SECONDS_BETWEEN_LINES = 10.0
+LONGEST_SILENCE = 30.0  # seconds without a line, after which one says that the work goes on
 
 
 class SeenRound(Protocol):
@@ -39,22 +41,48 @@ class Progress:
         )
         self.task = self.bar.add_task("setting up", total=total, news="")
         self.label, self.nbytes, self.last_line = "", 0.0, time.monotonic()
+        self.round, self.since = 1, time.monotonic()  # the round that is being worked on, and since when
+        self.over = threading.Event()
         self.spent, self.done, self.here = 0.0, 0, 0  # seconds of the rounds run here, rounds done, rounds run here
+
+    @property
+    def in_lines(self) -> bool:
+        """Whether progress is shown as plain lines."""
+        return bool(self.bar.disable) and not self.quiet
 
     def __enter__(self) -> "Progress":
         self.bar.start()
+        if self.in_lines:
+            threading.Thread(target=self.break_silence, name="fedvit-progress", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.over.set()
         self.bar.stop()
+
+    def break_silence(self) -> None:
+        """Print a line whenever there was none for long, until the display ends."""
+        while not self.over.wait(LONGEST_SILENCE / 10):
+            self.tell_if_silent(time.monotonic())
+
+    def tell_if_silent(self, now: float) -> None:
+        if now - self.last_line >= LONGEST_SILENCE:
+            self.line(f"working on round {self.round}, for {duration(now - self.since)} so far")
+
+    def line(self, text: str) -> None:
+        self.last_line = time.monotonic()
+        self.console.print(f"{self.label or 'fedvit'}: {text}", soft_wrap=True, highlight=False, markup=False)
 
     def start(self, label: str, done: int, nbytes: float = 0.0) -> None:
         """Begin a run that has already finished `done` rounds and sent `nbytes` bytes."""
         self.label, self.nbytes = label, nbytes
         self.done += done
         self.bar.update(self.task, description=label, advance=done)
+        self.round, self.since = done + 1, time.monotonic()
+        if self.in_lines:
+            self.line(f"{done} rounds are done" if done else "started; reading data, then round 1")
 
     def step(self, done: SeenRound) -> None:
         """Count a finished round and show it."""
@@ -71,9 +99,9 @@ class Progress:
             news += f"  {duration(self.seconds_left())} left"
         self.bar.update(self.task, advance=1, news=news)
         due = now - self.last_line > SECONDS_BETWEEN_LINES or row["round"] == 1 or left <= 0
-        if self.bar.disable and not self.quiet and due:
-            self.last_line = now
-            self.console.print(f"{self.label}: round {row['round']}  {news}", soft_wrap=True, highlight=False)
+        self.round, self.since = row["round"] + 1, now
+        if self.in_lines and due:
+            self.line(f"round {row['round']}  {news}")
 
     def seconds_left(self) -> float:
         """Estimate the time left at the pace of the rounds that were run here."""

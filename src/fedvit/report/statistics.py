@@ -36,6 +36,7 @@ class Record:
     confusion: Mapping[str, Sequence[Sequence[int]]]
     commands: Sequence[str]
     gains: Mapping[str, float] = field(default_factory=dict)  # over Local, by client
+    edge: str = ""  # "smallest" or "largest", if its learning rate was searched and is that of those tried
 
     @property
     def seed(self) -> int:

@@ -146,6 +146,44 @@ def line_chart(
     return _picture(_WIDTH, height, body, alt)
 
 
+@dataclass(frozen=True)
+class Dots:
+    """One row of a dot chart: (value, text that appears on the dot) for every unit."""
+
+    name: str
+    color: int
+    dots: Sequence[tuple[float, str]]
+
+
+def dot_chart(rows: Sequence[Dots], x_label: str, alt: str) -> Markup:
+    """Draw every value as a dot, one line per row, with a bar at the mean and a dotted line at 0."""
+    letters = min(22, max(3, *(len(row.name) for row in rows)))
+    left, right, high = 12 + letters * _LETTER, 14.0, 34.0
+    height = high * len(rows) + 52
+    values = [value for row in rows for value, _ in row.dots]
+    low, top = _padded([0.0, *values], 2.0)
+
+    def at(value: float) -> float:
+        return left + (value - low) / (top - low) * (_WIDTH - left - right)
+
+    body = []
+    for tick in _ticks(low, top):
+        body += [_line(at(tick), 4, at(tick), height - 46, "grid")]
+        body += [_text(at(tick), height - 30, _label_of(tick), "middle", "tick")]
+    body.append(_line(at(0), 4, at(0), height - 46, "zero"))
+    body.append(_text((left + _WIDTH - right) / 2, height - 8, x_label, "middle", "label"))
+    for number, row in enumerate(rows):
+        y = 4 + high * (number + 0.5)
+        middle = at(sum(value for value, _ in row.dots) / len(row.dots))
+        body.append(_text(left - 7, y + 4, _short(row.name, letters), "end", "tick"))
+        body.append(_line(middle, y - 12, middle, y + 12, f"mean s{row.color}"))
+        for value, told in row.dots:
+            body.append(
+                f'<circle cx="{at(value):.1f}" cy="{y:.1f}" r="5" class="unit s{row.color}"><title>{escape(told)}</title></circle>'
+            )
+    return _picture(_WIDTH, height, body, alt)
+
+
 def _powers(low: float, high: float) -> list[float]:
     """Choose the ticks of a logarithmic axis, whose limits are given as powers of ten."""
     steps = (1, 2, 5) if high - low < 2.2 else (1,)
@@ -276,7 +314,7 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, re
     count = len(names)
     side = 34.0 if count <= 4 else 24.0 if count <= 8 else 20.0
     letters = min(12, max(map(len, names)))
-    left, top = 22 + letters * _LETTER, 22 + letters * _LETTER
+    left, top = 22 + letters * _LETTER, 30 + letters * _LETTER
     if letters <= 2:
         top = 34.0
     body = [_text(left, 11, "predicted", kind="label"), _text(2, top - 6, "true", kind="label")]

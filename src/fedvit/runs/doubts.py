@@ -49,6 +49,24 @@ def search_command(folder: Path) -> str:
     return f"to repeat the run at a rate found on validation images: {shlex.join(again)}"
 
 
+def with_auto_rate(arguments: Sequence[str]) -> str:
+    """Return a command like this one that searches for its rates, and that writes to another folder."""
+    kept: list[str] = []
+    skip = False
+    for number, word in enumerate(arguments):
+        flag, equals, value = word.partition("=")
+        if skip:
+            skip = False
+        elif flag == "--lr":
+            skip = not equals
+        elif flag == "--out":
+            kept += ["--out", f"{value if equals else arguments[number + 1]}-auto"]
+            skip = not equals
+        elif flag != "--resume":
+            kept.append(word)
+    return shlex.join(["fedvit", *kept, "--lr", "auto"])
+
+
 def _loss_above_chance(rows: Rows, chance: float, experiment: Experiment) -> str:
     last = next((row for row in reversed(rows) if row["loss"] is not None), None)
     if last is None or last["loss"] <= chance * (_SLIGHTLY if last["round"] >= _EARLY else _FAR):
@@ -137,8 +155,7 @@ def _below_the_most_frequent_class(clients: Rows, split: Mapping[str, Any]) -> s
     named = _listed([words for _, words in sorted(found, key=lambda item: (-item[0], item[1]))])
     return (
         f"worse than always answering the most frequent class: {named}. The model has not learned these clients' "
-        "images: train for more rounds, try a method with a personal head (fedper) or fine-tuning (fedavg_ft), or "
-        f"{AUTO}."
+        f"images: train for more rounds, ask `fedvit advise` for another method, or try {AUTO}."
     )
 
 

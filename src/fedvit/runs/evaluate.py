@@ -1,6 +1,7 @@
 """Score a model on a folder of labeled images, CLASS/image, with the metrics that a run's own evaluation has."""
 
 import difflib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from fedvit.core.errors import UserError, hint
 from fedvit.core.metrics import area_under_roc
 from fedvit.core.randomness import numpy_generator
 from fedvit.data import folders
+from fedvit.runs.folder import Run
 from fedvit.runs.model_file import description_of
 from fedvit.runs.predict import batches_of_logits, images_below
 
@@ -123,6 +125,19 @@ class Evaluation:
 def _shares(confusion: NDArray[np.int64], totals: NDArray[np.int64]) -> list[float | None]:
     hits = np.diagonal(confusion)
     return [100 * float(hit) / float(total) if total else None for hit, total in zip(hits, totals, strict=True)]
+
+
+def trained_on(run: Run, found: Evaluation) -> int:
+    """Count the images that a client of this run trained on; 0 if the run does not name its files."""
+    split = run.split
+    names = split.get("files")
+    if not names:
+        return 0
+    data = run.experiment.data
+    root = data.find(Path(data.name)).resolve()
+    parts = [part[kind] for part in split["clients"].values() for kind in ("train", "val", "probe") if kind in part]
+    used = {os.path.join(root, names[number]) for numbers in parts for number in numbers}
+    return sum(os.path.join(file.parent.resolve(), file.name) in used for file in found.files)
 
 
 def evaluate(

@@ -33,6 +33,7 @@ from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_spli
 from fedvit.engine.system import free_ram, peak_of_all_mb, reset_peak_rss
 from fedvit.engine.transport import Transport
 from fedvit.engine.worker import Worker, load_data
+from fedvit.runs.caution import warn_of_batch
 from fedvit.runs.doubts import AUTO, search_command
 from fedvit.runs.folder import STARTED, LocalBaseline, Run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
@@ -48,9 +49,7 @@ from fedvit.runs.write import (
 )
 
 log = logging.getLogger(__name__)
-AFTER_THE_TABLE = {
-    "after_the_table": True
-}  # commands show such a line below their table, not in the middle of progress
+AFTER_THE_TABLE = {"after_the_table": True}  # commands show such lines below their table, not amid progress
 
 
 def run_rounds(
@@ -74,6 +73,7 @@ def run_rounds(
         dataset, partition = load_data(experiment, dataset)
         reading = time.perf_counter() - begin
         net = make_net(experiment, dataset.classes, device)
+        warn_of_batch(experiment, net, partition, dataset.images.shape[1:])
         workers = number_of_workers(workers, experiment, net, dataset, partition)
         worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
         store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))

@@ -20,6 +20,7 @@ from fedvit.data.sources import load_dataset
 from fedvit.engine.loop import Round
 from fedvit.engine.system import cores
 from fedvit.engine.worker import load_data
+from fedvit.runs.caution import warn_of_model
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.folder import LocalBaseline, Run
 
@@ -93,6 +94,7 @@ def start_or_resume(
     """Return the rounds still to run, none for a finished run. Refuse a folder that holds something else."""
     _warn_of_too_many(experiment.run.threads, workers or 1)
     warn_of_slow_bf16(experiment.run.precision, experiment.run.devices)
+    warn_of_model(experiment.model.name)
     with data_errors_first(experiment, dataset):
         found = standing(experiment, folder, resume=resume)
     if found == "finished":

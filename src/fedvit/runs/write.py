@@ -172,6 +172,7 @@ def keep_rounds(path: Path, last: int, experiment: Experiment | None = None) -> 
         for row in rows:
             if not is_evaluated(row["round"], experiment):
                 row.update(views=None, nbytes_evaluation=0)
+                row.pop("failures_evaluation", None)
     write_text(path, "".join(strict_json(row) + "\n" for row in rows))
     return rows
 
@@ -246,8 +247,8 @@ def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
 
 def gain_summary(clients: Iterable[Mapping[str, Any]], schedule: str | None) -> dict[str, Any] | None:
     """Return the mean gain over Local, the number of clients hurt, and Local's schedule, from rows of clients.csv."""
-    gains = [client["gain"] for client in clients]
-    if not gains or gains[0] is None:
+    gains = [client["gain"] for client in clients if client["gain"] is not None]
+    if not gains:
         return None
     return {"mean": sum(gains) / len(gains), "hurt": sum(gain < 0 for gain in gains), "schedule": schedule}
 

@@ -51,6 +51,11 @@ def comparison_title(rows: Sequence[Row]) -> str:
     )
 
 
+def trains_nothing(folders: Sequence[Path]) -> bool:
+    """Tell whether this is the folder of a study of costs, which has a picture but no runs."""
+    return len(folders) == 1 and read_json(folders[0] / "study.json", {}).get("kind") == "cost"
+
+
 def _is_study(folder: Path) -> bool:
     return (folder / "study.json").is_file()
 

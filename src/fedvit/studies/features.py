@@ -75,7 +75,7 @@ def _server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple
         raise UserError(f"{run.folder} has no checkpoint, from which the features are computed: run it first")
     client = worker.client(POOLED, server.round, {})
     with holding(client, server.shared):
-        return _features_of(client.module, client.data, shown, net), worker.labels[shown]
+        return features_of(client.module, client.data, shown, net), worker.labels[shown]
 
 
 def _client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -86,11 +86,11 @@ def _client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Itera
         mine = mine[torch.isin(mine, shown)]
         if len(mine):
             data = replace(worker.client(name, 0, {}).data, activations=None)  # this model takes images only
-            yield _features_of(client_model(opened, name), data, mine, net), worker.labels[mine]
+            yield features_of(client_model(opened, name), data, mine, net), worker.labels[mine]
 
 
 @torch.no_grad()
-def _features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) -> Tensor:
+def features_of(model: nn.Module, data: ClientData, indices: Tensor, net: Net) -> Tensor:
     """Return what enters the classifier, (images, dim); of a model with two classifiers, what enters the first."""
     model.eval()
     parts = []

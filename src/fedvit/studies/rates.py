@@ -27,9 +27,11 @@ def parse_rates(text: str | None) -> tuple[float | None, bool, Rates]:
         rates = [float(part) for part in text.split(",")]
     except ValueError as problem:
         raise UserError(f"--lr expects a number, several separated by commas, or auto, found {text!r}") from problem
+    if len(rates) == 1:
+        return rates[0], False, None
     if not all(0 < rate < math.inf for rate in rates):
         raise UserError(f"--lr expects rates above 0, found {text!r}")
-    return (rates[0], False, None) if len(rates) == 1 else (None, True, rates)
+    return None, True, rates
 
 
 def auto_rates(experiment: Experiment) -> dict[str, list[Any]]:
@@ -92,10 +94,7 @@ def words_of_search(rows: Sequence[Row], rates: Rates) -> str:
     return f"{len(rows)} row{'s' * (len(rows) != 1)} ({'; '.join(plans)})"
 
 
-def planned_rounds(rows: Sequence[Row], rates: Rates) -> int:
-    """Return the rounds that `search_rates` will train, unless it must look beyond its grid."""
+def planned_rounds(row: Row, rates: Rates) -> int:
+    """Return the rounds that `search_rates` will train for a row, unless it must look beyond its grid."""
     count = len(AUTO_FACTORS) if rates is None else len(set(rates))
-    return sum(
-        Schedule.short(row.first.train.rounds).rounds(count, planned=row.first.train.schedule in PLANNED)
-        for row in rows
-    )
+    return Schedule.short(row.first.train.rounds).rounds(count, planned=row.first.train.schedule in PLANNED)

@@ -49,8 +49,9 @@ class Row:
 def resolve_seeds(
     base: Tables, seeds: Sequence[int], sets: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> tuple[Experiment, dict[int, Experiment]]:
-    """Resolve a row without any `--set`, and then for every seed with those that concern it."""
-    plain = load_experiment(None, {}, {**flags, "seed": seeds[0]}, base=base)
+    """Resolve a row without any `--set` but names, and then for every seed with those that concern it."""
+    names = {path: value for path, value in sets.items() if path in ("method.name", "tune.name")}  # these bring keys
+    plain = load_experiment(None, names, {**flags, "seed": seeds[0]}, base=base)
     mine = {path: value for path, value in sets.items() if concerns(path, plain)}
     return plain, {seed: load_experiment(None, mine, {**flags, "seed": seed}, base=base) for seed in seeds}
 

@@ -401,7 +401,7 @@ MISTAKES = [
     (["--weights", "nowhere.safetensors", "--model", "vit_tiny_patch16_224"], "no weights at nowhere.safetensors"),
     (["--device", "quantum"], "quantum"),
     (["--precision", "fp8"], "run.precision"),
-    (["--image-size", "9", "--patch-size", "4", "--method", "custom", "--set", "personal=blocks.77"], "blocks.77"),
+    (["--image-size", "8", "--patch-size", "4", "--method", "custom", "--set", "personal=blocks.77"], "blocks.77"),
     (["--method", "fedbabu", "--tune", "head"], "trains nothing"),
     (["--method", "fedperfix", "--set", "combine=multiply"], "method.combine"),
     (["--method", "fedperfix", "--set", "bottleneck=0"], "method.bottleneck"),

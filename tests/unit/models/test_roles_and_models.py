@@ -80,7 +80,7 @@ def test_groups_and_plugins_on_other_backbones(name: str, heads: list[str], toke
 
 def test_a_plugin_on_a_model_without_blocks_is_an_error() -> None:
     with pytest.raises(UserError, match="needs a timm ViT or DeiT"):
-        build(ModelSettings(name="resnet10t"), 10, (Lora(),), 0)
+        build(ModelSettings(name="resnet18"), 10, (Lora(),), 0)
 
 
 def test_fused_attention_stays_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

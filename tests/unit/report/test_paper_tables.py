@@ -187,6 +187,17 @@ def test_the_picture_of_a_study_is_drawn_again_as_a_vector(tmp_path: Path) -> No
     assert (tmp_path / "c.png").read_bytes() == (tmp_path / "s" / "study.png").read_bytes()
 
 
+def test_a_study_that_trains_nothing_has_a_figure_and_no_table(tmp_path: Path) -> None:
+    assert call("study", "resources", "--out", tmp_path / "s", "--quiet")[0] == 0
+    status, shown, message = call("table", tmp_path / "s", "--figure", tmp_path / "s.png")
+    assert status == 0, message
+    assert shown == ""
+    assert (tmp_path / "s.png").read_bytes() == (tmp_path / "s" / "study.png").read_bytes()
+    status, _, message = call("table", tmp_path / "s")
+    assert status == 2
+    assert "trains nothing" in message
+
+
 def test_rows_that_have_not_finished_are_left_out_and_named(
     comparison: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,6 +1,7 @@
 """An export's description and split.json say enough to repeat a prediction without FedViT."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +9,18 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torchvision.transforms.v2
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import functional as F
 
 import fedvit
 from fedvit.runs.folder import Run
 from fedvit.runs.predict import batches_of_logits
 from tests.conftest import finish, tiny
 from tests.unit.runs.test_export import digits, small, written
+
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def photos(folder: Path, sizes: list[tuple[int, int]]) -> list[Path]:
@@ -36,16 +38,13 @@ def photos(folder: Path, sizes: list[tuple[int, int]]) -> list[Path]:
 
 
 def by_description(about: dict[str, Any], file: Path) -> torch.Tensor:
-    """An image as docs/export.md prepares it: PIL and torchvision, and nothing but the description."""
-    reading, wanted = about["reading"], about["input"]
-    resample = Image.Resampling[reading["interpolation"].upper()]
-    image = Image.open(file).convert(reading["mode"]).resize((reading["width"], reading["height"]), resample)
-    if reading["gray"]:
-        image = image.convert("L").convert("RGB")
-    x = torch.from_numpy(np.array(image)).permute(2, 0, 1).float() / 255
-    mode = InterpolationMode(wanted["interpolation"])
-    x = F.resize(x, [wanted["size"]] * 2, interpolation=mode, antialias=wanted["antialias"])
-    return F.normalize(x, wanted["mean"], wanted["std"])
+    """An image as the lines in docs/export.md prepare it: PIL and torchvision, and nothing but the description."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", (DOCS / "export.md").read_text(), re.DOTALL | re.MULTILINE)
+    scope = {"about": about, "file": file, "Image": Image, "np": np, "torch": torch, "torchvision": torchvision}
+    exec(compile(block, "export.md", "exec"), scope)
+    result = scope["x"]
+    assert isinstance(result, torch.Tensor)
+    return result
 
 
 def plain(path: Path) -> tuple[Any, dict[str, Any]]:

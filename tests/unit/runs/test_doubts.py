@@ -1,13 +1,13 @@
 """Doubts about a run: which results are called doubtful, who is named, and where it is said."""
 
 import csv
+import html
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from fedvit.cli.doubts import with_auto_rate
-from fedvit.runs.doubts import doubts
+from fedvit.runs.doubts import doubts, with_auto_rate
 from fedvit.runs.folder import Run
 from tests.conftest import finish, tiny
 from tests.unit.cli.test_command_line import QUICK, call
@@ -122,6 +122,9 @@ def test_doubts_are_in_the_terminal_the_log_and_the_summary_with_a_command_that_
     for doubt in written:
         assert f"WARNING: fedavg: {doubt}" in told
         assert doubt in (out / "log.txt").read_text()
+    page = (out / "report.html").read_text()
+    assert "Doubts" in page
+    assert all(html.escape(doubt, quote=True).replace("&#x27;", "&#39;") in page for doubt in written)
     log = (out / "log.txt").read_text()
     assert f"fedvit run {out}/run.toml --lr auto --out {out}-auto" in log
     assert str(out) not in json.dumps(written), "the same run elsewhere has the same summary"

@@ -1,8 +1,11 @@
 """`fedvit evaluate` scores a folder with the run's own metrics, and says what it could not use."""
 
 import csv
+import io
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support, roc_auc_score
 
 import fedvit
 from fedvit.core.files import csv_line
+from fedvit.report.evaluation import evaluation_tables
 from fedvit.runs.evaluate import Evaluation, evaluate
 from fedvit.runs.folder import Run
-from tests.conftest import finish
+from tests.conftest import finish, tiny
 from tests.unit.cli.test_command_line import call
 from tests.unit.runs.test_export import digits, small, written
 from tests.unit.runs.test_predict import save_images
@@ -131,6 +136,20 @@ def test_the_terminal_shows_the_scores_and_the_matrix(run: Run, folder: Path) ->
         assert "no images of" in message
 
 
+@pytest.mark.parametrize(
+    "names", [("normal", "pneumonia"), ("a very long name of a class", "another one just as long")]
+)
+def test_long_names_do_not_break_the_matrix(names: tuple[str, str]) -> None:
+    found = replace(answers([0, 1, 1], [[1.0, 0], [0, 1], [1, 0]]), classes=names)
+    console = Console(width=60, file=io.StringIO())
+    for table in evaluation_tables(found):
+        console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    lines = [line for line in text[text.index("confusion") :].splitlines()[1:] if line.strip(" ─")]
+    assert len(lines) == 3, "a head and a line per class, none of them folded"
+    assert all(name in text for name in names)
+
+
 def test_files_that_cannot_be_read_are_listed_at_the_end(run: Run, folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "t"
     shutil.copytree(folder, place)
@@ -206,6 +225,17 @@ def test_no_cell_of_a_csv_is_a_formula(run: Run, tmp_path: Path) -> None:
         assert [row["image"] for row in csv.DictReader(stream)] == ["1/-1.png", "1/=cmd.png"]
 
 
+def test_a_csv_names_files_whose_names_are_no_text(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t" / "1").mkdir(parents=True)
+    Image.fromarray(digits().images[0][..., 0]).save(tmp_path / "t" / "1" / "x.png")
+    name = os.fsdecode(b"caf\xe9.png")
+    (tmp_path / "t" / "1" / "x.png").rename(tmp_path / "t" / "1" / name)
+    here = tmp_path / "found.csv"
+    status, _, message = call("evaluate", run.folder, tmp_path / "t", "--client", "2", "--csv", here)
+    assert status == 0, message
+    assert b"1/caf\xe9.png,1," in here.read_bytes()
+
+
 def test_the_csv_of_predictions_has_no_formulas_either(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +244,28 @@ def test_the_csv_of_predictions_has_no_formulas_either(
     status, _, message = call("predict", run.folder, "=cmd.png", "--client", "2", "--csv", "x.csv")
     assert status == 0, message
     assert Path("x.csv").read_text().splitlines()[1].startswith("'=cmd.png,")
+
+
+def test_images_that_the_run_trained_on_are_counted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for label in ("calm", "wild"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(20):
+            pixels = rng.integers(0, 256, (9, 9, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / label / f"{number}.png")
+    sets = {"data.cache": str(tmp_path / "cache"), "min_samples": 2}
+    experiment = tiny("fedavg", sets, data=str(tmp_path / "data"), clients=2, partition="iid", rounds=1)
+    run = Run(finish(experiment, tmp_path / "run"))
+    trained = sum(len(part["train"]) for part in run.split["clients"].values())
+    status, _, message = call("evaluate", run.folder, tmp_path / "data", "--client", "0")
+    assert status == 0, message
+    assert f"{trained} of 40 images were used in training" in message.replace("\n", " ")
+    for part in run.split["clients"].values():
+        for number in part["train"]:
+            (tmp_path / "data" / run.split["files"][number]).unlink()
+    status, _, message = call("evaluate", run.folder, tmp_path / "data", "--client", "0")
+    assert status == 0, message
+    assert "used in training" not in message
 
 
 def test_python_scores_a_loaded_model_too(run: Run, folder: Path, tmp_path: Path) -> None:

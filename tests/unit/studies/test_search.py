@@ -165,7 +165,7 @@ def test_edges_ties_and_plans() -> None:
     assert Schedule.short(1).rungs == (1,)
     assert Schedule.halving(6).rungs == (1, 2, 6)
     assert Schedule.short(16).words(4) == "4 values x 4 rounds, the best 2 to round 8"
-    assert planned_rounds([row_of(rounds=16)], None) == 4 * 4 + 2 * 4
+    assert planned_rounds(row_of(rounds=16), None) == 4 * 4 + 2 * 4
     assert parse_rates("0.1") == (0.1, False, None)
     assert parse_rates("auto") == (None, True, None)
     assert parse_rates("1e-3,0.01") == (None, True, [0.001, 0.01])
@@ -183,8 +183,11 @@ def test_compare_searches_rates_for_each_row_and_shows_edges(tmp_path: Path) -> 
         assert Run(tmp_path / "c" / label / "seed0").experiment.train.lr == entry["lr"]
         assert entry["search"]["at_edge"]
     assert "the smallest or largest rate that was tried" in shown
-    assert "2 values x 1 round" in told
+    assert "2 rows (2 values x 1 round, the best 1 to round 2): 6 rounds, about " in told
     assert {row.label for group in collect([tmp_path / "c"]) for row in group} == {"local", "fedper"}
+    page = (tmp_path / "c" / "report.html").read_text()
+    for entry in entries.values():
+        assert f"{entry['lr']} ({entry['search']['at_edge'][LR]} tried)" in page
     assert call("compare", "fedper", "--lr", "1e-5,3e-3", *flags, "--quiet")[0] == 0
 
 
@@ -195,7 +198,7 @@ def test_run_finds_its_rate_and_refuses_what_is_no_rate(tmp_path: Path) -> None:
     (found,) = json.loads((tmp_path / "r" / "search" / "search.json").read_text())
     assert Run(tmp_path / "r").experiment.train.lr == found["chosen"][LR]
     assert "val" in told
-    for wrong, words in (("often", "or auto"), ("-1,2", "above 0"), ("0", "above 0")):
+    for wrong, words in (("often", "or auto"), ("-1,2", "above 0"), ("0", "train.lr")):
         status, _, told = call("run", "--lr", wrong, "--out", tmp_path / "x")
         assert status == 2
         assert words in told
@@ -219,7 +222,7 @@ def test_the_search_command_writes_what_it_found(tmp_path: Path) -> None:
     out, save = tmp_path / "s", tmp_path / "new" / "rates.json"
     status, shown, told = call("search", "fedper", "--over", "lr=1e-5,3e-3", *flags, "--out", out, "--save", save)
     assert status == 0, told
-    assert "4 rounds in all" in told
+    assert "search for 1 row (2 values x 2 rounds): 4 rounds in all, about " in told
     assert json.loads(save.read_text()) == json.loads((out / "search.json").read_text())
     assert "✓ train.lr=0.003" in shown
     assert "is the largest value tried" in shown

@@ -25,6 +25,8 @@ from fedvit.network.policy import read_policy
 from fedvit.network.server import only_server, run_name, serve_sites, tell_errors
 from fedvit.network.site import Federation, Refusal, Site, guarded, note
 
+log = logging.getLogger(__name__)
+
 
 def read_app(folder: Path, data_dir: str | None = None, threads: str | None = None) -> tuple[Experiment, Federation]:
     """Read experiment.toml and federation.toml of a Flower app that `fedvit flower` wrote."""
@@ -48,6 +50,7 @@ def server_app(folder: Path) -> ServerApp:
         out = Path(str(told["out"]))
         out.mkdir(parents=True, exist_ok=True)
         logging.getLogger("fedvit").addHandler(logging.StreamHandler())  # for `flwr log`
+        logging.getLogger("flwr").addFilter(one_sentence)
         with tell_errors(out), only_server(out):
             experiment, federation = read_app(folder, str(told["data-dir"]))
             if not 0 <= int(told["min-sites"]) <= len(federation.sites):
@@ -64,6 +67,16 @@ def server_app(folder: Path) -> ServerApp:
                 pass
 
     return app
+
+
+def one_sentence(record: logging.LogRecord) -> bool:
+    """Reduce Flower's report of a user's mistake, such as a site's refusal, from a traceback to what it says."""
+    problem = record.exc_info[1] if record.exc_info else None
+    while problem is not None and not isinstance(problem, UserError):
+        problem = problem.__cause__
+    if problem is not None:
+        record.msg, record.args, record.exc_info, record.exc_text = f"the run ended: {problem}", (), None, None
+    return True
 
 
 def client_app(folder: Path) -> ClientApp:
@@ -95,6 +108,7 @@ def answered(folder: Path, message: Message, context: Context, task: str) -> Mes
         state, sent = Path(told["state"]), message.metadata.created_at
         found = guarded(state, name, task, lambda: answer(folder, told, message.content, task, sent))
     if isinstance(found, Refusal):
+        log.warning("site %s: %s: %s: %s", name, task, found.code, found.text)  # in the SuperNode's output
         found = to_records(Payload(), {"code": found.code, "text": found.text, "site": name})
     return Message(found, reply_to=message)
 

@@ -55,6 +55,7 @@ class _ClientTasks:
     active: dict[str, _Work] = field(default_factory=dict)
     ended: dict[str, _Work] = field(default_factory=dict)
     failed: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 class RemoteClients:
@@ -77,6 +78,7 @@ class RemoteClients:
         self.patience, self.least = patience, least
         self.desk: _ClientTasks | None = None
         self.finished_now: list[str] = []
+        self.evaluated: _ClientTasks | None = None  # the last evaluation
 
     def clients(self) -> Sequence[str]:
         return self.names
@@ -117,7 +119,7 @@ class RemoteClients:
         for name in cohort:
             if drops_out(self.experiment, name, number):
                 log.warning("round %d: client %s dropped out (train.dropout)", number, name)
-                done.failed[name] = 0
+                done.failed[name], done.reasons[name] = 0, "dropped out (train.dropout)"
                 side.drop(name)
         names = [name for name in cohort if name not in done.failed]
         desk = _ClientTasks("train", number, side, average, split.lockstep)
@@ -130,6 +132,7 @@ class RemoteClients:
         else:
             self.work(desk, names)
         done.failed |= desk.failed
+        done.reasons |= desk.reasons
         for name in (name for name in cohort if name in desk.ended):
             work = desk.ended[name]
             assert work.result is not None
@@ -148,11 +151,15 @@ class RemoteClients:
         self.finished_now = []
 
     def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
-        desk = _ClientTasks("evaluate", number, side)
+        desk = self.evaluated = _ClientTasks("evaluate", number, side)
         self.work(desk, names)
         works = [*desk.ended.values()]
         scores = {name: dict(desk.ended[name].result or {}) for name in names if name in desk.ended}
         return scores, sum(work.up + work.down for work in works)
+
+    def absences(self, number: int) -> Mapping[str, str]:
+        last = self.evaluated
+        return last.reasons if last is not None and last.number == number else {}
 
     # One task of several clients.
 
@@ -274,6 +281,7 @@ class RemoteClients:
         assert desk is not None
         work = desk.active.pop(name, None)
         desk.failed[name] = work.down if work else 0
+        desk.reasons[name] = reason
         if work is not None and work.held is not None:
             work.held.reply.set_exception(LateError(f"dropped: {reason}"))
         if desk.kind == "train" and desk.side is not None:

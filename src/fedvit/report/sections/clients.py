@@ -1,7 +1,7 @@
 """The section "Every client": a collapsible part for each row, with bars, confusion matrices and chosen layers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
@@ -9,7 +9,7 @@ from fedvit.report import svg
 from fedvit.report.sections.confusion import Confusion, confusion
 from fedvit.report.sections.layers import Layers, layers
 from fedvit.report.sections.parts import MOST_DETAILS, Group
-from fedvit.report.statistics import LOCAL, Record
+from fedvit.report.statistics import LOCAL, Record, Row, Unit, accuracy, by_unit, mean
 from fedvit.report.svg import Bar
 from fedvit.report.units import client, percent
 
@@ -41,18 +41,42 @@ def clients(group: Group) -> Clients | None:
     rows = [row for row in group.ranked if row.mean is not None and row.first.clients]
     if not rows:
         return None
-    intro = ""
+    return Clients(_intro(rows), [_fold(row) for row in rows[:MOST_DETAILS]])
+
+
+def _intro(rows: Sequence[Row]) -> str:
+    """Say which seeds and rows are shown."""
+    parts = []
+    if any(len(row.records) > 1 for row in rows):
+        alike, other = (
+            "Bars are means over seeds, matrices are of the first seed.",
+            "Clients of the first seed. With another seed, clients hold other images.",
+        )
+        parts.append(alike if rows[0].same_owners else other)
     if len(rows) > MOST_DETAILS:
-        intro = f"Clients of the first seed. The {MOST_DETAILS} best of {len(rows)} rows are shown."
-    elif any(len(row.records) > 1 for row in rows):
-        intro = "Clients of the first seed. With another seed, clients hold other images."
-    return Clients(intro, [_fold(row.label, row.first) for row in rows[:MOST_DETAILS]])
+        parts.append(f"The {MOST_DETAILS} best of {len(rows)} rows are shown.")
+    return " ".join(parts)
 
 
-def _fold(label: str, record: Record) -> Fold:
-    title = f"{label}: {percent(record.views['personal']['mean'])} % (seed {record.seed})"
+def _fold(row: Row) -> Fold:
+    record = row.first
+    seeds = f"seed {record.seed}"
+    if row.same_owners and len(row.records) > 1:
+        record, seeds = _averaged(row), f"seeds {', '.join(map(str, row.seeds))}"
+    title = f"{row.label}: {percent(mean(accuracy(record).values()))} % ({seeds})"
     charts, caption = _bars(record)
-    return Fold(title, charts, caption, confusion(record), layers(record))
+    return Fold(title, charts, caption, confusion(row.first), layers(row.first))
+
+
+def _averaged(row: Row) -> Record:
+    """Return the first run with every site's accuracy and gain averaged over seeds, by the rule of `by_unit`."""
+    means = by_unit({record.seed: accuracy(record) for record in row.records}, row.first.partition)
+    lines = [
+        {**line, "personal_accuracy": means[Unit(line["client"])]}
+        for line in {line["client"]: line for record in reversed(row.records) for line in record.clients}.values()
+    ]
+    gains = {unit.name: gain for unit, gain in row.unit_gains.items()}
+    return replace(row.first, clients=lines, gains=gains)
 
 
 def _bars(record: Record) -> tuple[list[Markup], str]:

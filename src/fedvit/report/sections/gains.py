@@ -7,9 +7,12 @@ import numpy as np
 
 from fedvit.report import svg
 from fedvit.report.sections.parts import Figure, Group, Line, Table
+from fedvit.report.sites import unit_names
 from fedvit.report.statistics import LOCAL, Row, mean
-from fedvit.report.svg import Series
-from fedvit.report.units import points
+from fedvit.report.svg import Dots, Series
+from fedvit.report.units import client, points
+
+_LEAST_FOR_DENSITY = 8  # units; fewer are drawn one by one
 
 
 @dataclass(frozen=True)
@@ -22,9 +25,10 @@ class Gains:
 
 def gains(group: Group) -> Gains | None:
     """Prepare the section, which resembles FedPerfix's Figure 3."""
-    shown = [row for row in group.ranked if row.label in group.colors and row.method != LOCAL and len(row.gains) > 1]
+    shown = [row for row in group.ranked if row.label in group.colors and row.method != LOCAL and row.gains]
     if shown:
-        return Gains(_spread(group, shown), _quantiles(shown))
+        few = min(len(row.gains) for row in shown) < _LEAST_FOR_DENSITY
+        return Gains(_points(group, shown) if few else _spread(group, shown), _quantiles(shown))
     return Gains() if any(row.method != LOCAL for row in group.ranked) else None
 
 
@@ -35,12 +39,31 @@ def _spread(group: Group, shown: Sequence[Row]) -> Figure:
     shares = ", ".join(f"{row.label} {_gaining(row)}" for row in shown)
     alt = f"Density of the clients' gains over Local. Share of clients that gain: {shares}"
     chart = svg.line_chart(lines, "gain over Local, points", "clients", alt, bare_y=True, zero=True)
-    unit = "client" if shown[0].first.tables["partition"].get("name") == "site" else "client and seed"
     caption = (
         "Distribution of the clients' gains. To the right of the dotted line, a client is better off than alone. "
-        f"There is one value per {unit}.{group.left_out}"
+        f"There is one value per {_unit(shown[0])}.{group.left_out}"
     )
     return Figure(chart, caption, [(f"s{one.color}", one.name) for one in lines])
+
+
+def _points(group: Group, shown: Sequence[Row]) -> Figure:
+    """Draw every unit as a dot, because a density over a few values shows hills that nobody measured."""
+    rows = []
+    for row in shown:
+        names = unit_names(row.unit_gains)
+        dots = [(gain, f"{client(names[unit])}: {points(gain)}") for unit, gain in row.unit_gains.items()]
+        rows.append(Dots(row.label, group.colors[row.label], dots))
+    shares = ", ".join(f"{row.label} {_gaining(row)}" for row in shown)
+    alt = f"Gain of every client over Local. Share of clients that gain: {shares}"
+    caption = (
+        f"Every dot is a {_unit(shown[0])}, every bar the mean. To the right of the dotted line, a client is better "
+        f"off than alone.{group.left_out}"
+    )
+    return Figure(svg.dot_chart(rows, "gain over Local, points", alt), caption)
+
+
+def _unit(row: Row) -> str:
+    return "site" if row.same_owners else "client" if len(row.records) == 1 else "client of one seed"
 
 
 def _density(values: Sequence[float], grid: Sequence[float]) -> list[float]:

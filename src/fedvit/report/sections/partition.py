@@ -1,9 +1,15 @@
 """The section "Who owns what": training images by client and class."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedvit.report import svg
 from fedvit.report.sections.parts import MOST_NAMES, Figure, Group
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return str(min(numbers)) if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
 
 
 def partition(group: Group) -> Figure | None:
@@ -28,8 +34,8 @@ def partition(group: Group) -> Figure | None:
         column_label="class",
     )
     caption = (
-        f"Training images of each client (row) by class (column), seed {record.seed}. Clients hold {min(sizes)} to "
-        f"{max(sizes)} images (median {np.median(sizes):g}) of {min(held)} to {max(held)} classes."
+        f"Training images of each client (row) by class (column), seed {record.seed}. Clients hold {_range(sizes)} "
+        f"images (median {np.median(sizes):g}) of {_range(held)} classes."
     )
     if len(train) > len(names):
         caption += f" {len(names)} of {len(train)} clients are drawn, evenly from the largest to the smallest."

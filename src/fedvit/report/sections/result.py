@@ -1,5 +1,6 @@
 """The section "Result": the best row in a few numbers, and whether to federate at all."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ from fedvit.report.sections.parts import Group
 from fedvit.report.statistics import LOCAL, Record, Row, interval, mean
 from fedvit.report.units import amount, nbytes, percent, points
 from fedvit.report.verdict import headline
+from fedvit.runs.doubts import AUTO, with_auto_rate
 
 _MOST_UNFINISHED = 12  # the note names no more runs than this
 _MOST_DOUBTS = 20  # warnings on the page
@@ -19,13 +21,20 @@ class Result:
     headline: str
     unfinished: Sequence[str]
     doubts: Sequence[str]
+    better_rates: Sequence[str]  # commands that search for them, where a rate may be to blame for a doubt
     cards: Sequence[tuple[str, str]]
 
 
 def result(group: Group) -> Result:
     """Prepare the section."""
     able = group.eligible
-    return Result(headline(group.rows), _unfinished(group.rows), _doubts(group.rows), _cards(able) if able else [])
+    return Result(
+        headline(group.rows),
+        _unfinished(group.rows),
+        _doubts(group.rows),
+        _better_rates(group.rows),
+        _cards(able) if able else [],
+    )
 
 
 def _unfinished(rows: Sequence[Row]) -> list[str]:
@@ -83,6 +92,19 @@ def _doubts(rows: Sequence[Row]) -> list[str]:
     ]
     hidden = len(lines) - _MOST_DOUBTS
     return [*lines[:_MOST_DOUBTS], f"and {hidden} more, in summary.json of each run"] if hidden > 0 else lines
+
+
+def _better_rates(rows: Sequence[Row]) -> list[str]:
+    """Return the commands that started the runs with such a doubt, changed to search for their rates."""
+    blamed = [
+        record
+        for row in rows
+        for record in row.records
+        if any(AUTO in words for words in (record.summary or {}).get("warnings") or ())
+    ]
+    started = dict.fromkeys(command for record in blamed for command in record.commands)
+    ours = [shlex.split(command)[1:] for command in started if command.startswith(("fedvit run", "fedvit compare"))]
+    return list(dict.fromkeys(with_auto_rate(words) for words in ours if "auto" not in words))
 
 
 def _interval_words(values: Sequence[float]) -> str:

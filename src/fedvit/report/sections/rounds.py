@@ -22,7 +22,9 @@ class Rounds:
 def rounds(group: Group) -> Rounds | None:
     """Prepare the section."""
     shown = [row for row in group.ranked if row.label in group.colors and row.curve]
-    figures = [_by_round(group, shown), *_by_traffic(group, shown)] if shown else []
+    lengths = [len(row.curve) for row in shown]
+    figures = [_by_round(group, shown)] if max(lengths, default=0) > 1 else []  # one point makes no curve
+    figures += _by_traffic(group, shown) if figures or len(shown) > 1 else []
     targets = _to_target(group)
     return Rounds(figures, targets, group.target is not None) if figures or targets else None
 
@@ -74,10 +76,12 @@ def _without_zero(one: Series) -> Series:
 
 
 def _targets_of(rows: Sequence[Row]) -> list[float]:
-    """Choose up to three round numbers on the way to the best accuracy."""
+    """Choose up to three round numbers between chance and the best accuracy; none if no row is better than chance."""
     top = max(point[1] for row in rows for point in row.curve)
-    step = 5.0 if top > 20 else 1.0
-    return sorted({max(step, step * int(share * top / step)) for share in (0.5, 0.75, 0.95)})
+    chance = 100 / max(2, len(rows[0].first.class_names))
+    step = 5.0 if top - chance > 15 else 1.0
+    wanted = (chance + share * (top - chance) for share in (0.5, 0.75, 0.95))
+    return sorted({goal for value in wanted if (goal := step * int(value / step)) > chance})
 
 
 def _to_target(group: Group) -> Table | None:
@@ -86,6 +90,8 @@ def _to_target(group: Group) -> Table | None:
     if not rows:
         return None
     goals = [group.target] if group.target is not None else _targets_of(rows)
+    if not goals:
+        return None
     lines = [Line(row.label, [_cost_until(row, goal) for goal in goals]) for row in rows]
     return Table("Cost to reach a target", ["row", *(f"to {goal:g} %" for goal in goals)], lines)
 

@@ -13,15 +13,16 @@ _Column = tuple[str, Callable[[Row], str], Callable[[Row], Any]]  # heading, cel
 
 @dataclass(frozen=True)
 class Tables:
-    """The table of all rows, and the table of other views if there are any."""
+    """The table of all rows, the table of what they cost, and the table of other views if there are any."""
 
     main: Table
+    costs: Table | None
     views: Table | None
 
 
 def table(group: Group) -> Tables:
     """Prepare the section."""
-    return Tables(_main(group), _views(group.ranked))
+    return Tables(_main(group), _costs(group), _views(group.ranked))
 
 
 def _main(group: Group) -> Table:
@@ -36,18 +37,32 @@ def _main(group: Group) -> Table:
         ("clients\nhurt", _hurt, _has_gain),
         ("AUROC", lambda r: decimal(r.view("auroc")), lambda r: r.view("auroc")),
         ("server\naccuracy %", lambda r: percent(r.view("mean", "server")), lambda r: r.view("mean", "server")),
+        ("learning\nrate", _rate, lambda r: True),
+        ("seeds", lambda r: ", ".join(map(str, r.seeds)), lambda r: len({str(row.seeds) for row in ranked}) > 1),
+    ]
+    return _of_columns(group, "Results, one line per row", every, _note(ranked))
+
+
+def _costs(group: Group) -> Table | None:
+    """List what the rows cost, in a table of its own, so that both tables fit on a screen."""
+    every: list[_Column] = [
         ("sent per client\nand round", lambda r: nbytes(r.per_round), lambda r: r.per_round),
         ("sent in\nthe run", lambda r: nbytes(r.sent), lambda r: r.sent),
         ("MACs\nper image", _macs, lambda r: r.summary("macs_per_example")),
         ("time", lambda r: duration(r.seconds), lambda r: r.seconds),
         ("peak\nmemory", lambda r: memory(r.summary("peak_rss_mb")), lambda r: r.summary("peak_rss_mb")),
-        ("learning\nrate", lambda r: str(r.first.tables["train"].get("lr", "-")), lambda r: True),
-        ("seeds", lambda r: ", ".join(map(str, r.seeds)), lambda r: len({str(row.seeds) for row in ranked}) > 1),
     ]
+    table = _of_columns(group, "Costs, one line per row", every, "")
+    return table if len(table.head) > 1 else None
+
+
+def _of_columns(group: Group, label: str, every: Sequence[_Column], note: str) -> Table:
+    """Make a table of the columns that are known for any row."""
+    ranked = group.ranked
     columns = [column for column in every if any(_is_known(column[2](row)) for row in ranked)]
     best = next(iter(group.eligible), None) if len(ranked) > 1 else None
     lines = [Line(row.label, [cell(row) for _, cell, _ in columns], _kind(row, best), _badge(row)) for row in ranked]
-    return Table("Results, one line per row", ["row", *(name for name, _, _ in columns)], lines, _note(ranked))
+    return Table(label, ["row", *(name for name, _, _ in columns)], lines, note)
 
 
 def _kind(row: Row, best: Row | None) -> str:
@@ -74,6 +89,12 @@ def _note(ranked: Sequence[Row]) -> str:
 def _is_known(value: object) -> bool:
     """Tell whether there is something to show; 0 counts as something."""
     return value is not None and value is not False
+
+
+def _rate(row: Row) -> str:
+    """Write the learning rate, marked if it was searched and is the smallest or largest of those tried."""
+    rate = str(row.first.tables["train"].get("lr", "-"))
+    return f"{rate} ({row.first.edge} tried)" if row.first.edge else rate
 
 
 def _has_gain(row: Row) -> bool:

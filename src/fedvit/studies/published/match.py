@@ -176,6 +176,8 @@ def differences(cell: Cell, run: Tables) -> dict[str, Any]:
     else:
         here = _flat(run)
     found = {key: there.get(key) for key in {**there, **here} if there.get(key) != here.get(key)}
+    if "partition.clients" in found and "train.cohort" in there:
+        found["train.cohort"] = there["train.cohort"]  # the same number of other clients is another share
     if "start" in found and "init" not in cell.settings.get("method", {}):
         found.pop("method.init", None)  # its default follows from what the weights start from
     return found

@@ -1,0 +1,108 @@
+"""The protocol of the benchmark `advice`: what the rules of `fedvit advise` were written with, and what judges them.
+
+Development: everything in results/small/*.json, which is seed 0 (and 1, 2) on the partitions of
+experiments/small/*.toml, further rows on the same settings, and the embedded digits with 24 or 12
+clients, Dirichlet 0.2, 0.3 and 1, 16 and 40 rounds, and seeds 0 and 1. The rules may be fitted to these.
+
+Held out: HELD_OUT below, with other seeds, other partitions, other numbers of clients and rounds. Nobody looks at a
+test score of these before the rules are committed. If the rules miss on them, that try stays on record, and the next
+one needs new held-out settings.
+"""
+
+from fedvit.config.tables import Tables, stack_tables
+
+TINY: Tables = {
+    "model": {
+        "name": "vit_tiny_patch16_224", "image_size": 64, "weights": "vit_tiny_patch16_224.fp16.safetensors",
+    },
+    "train": {"cohort": 4, "rounds": 7, "epochs": 2, "batch": 32, "optimizer": "sgd", "momentum": 0.9},
+    "run": {"eval_every": 0, "threads": 1},
+}  # fmt: skip
+DIGITS: Tables = {
+    "data": {"name": "digits", "test": 0.5},
+    "model": {"name": "vit_micro"},
+    "train": {"cohort": 6, "rounds": 16, "epochs": 2, "batch": 32, "optimizer": "adamw"},
+    "run": {"eval_every": 0, "threads": 1},
+}
+
+# Large shares for testing keep the training short and the comparison sharp.
+#
+# The first try was judged on three settings, and its rules missed on one: from random weights, with Dirichlet 0.5, the
+# advice was 6.7 points below the best row. In 16 rounds on half of the digits, the order of rows is that of chance: it
+# changes with the seed by as much. Its other settings had not been looked at, so they went on to later tries, and the
+# digits train for longer and on more images.
+#
+# The second try missed on one of its settings, too: on PneumoniaMNIST, 2.7 points below the best row. In the first try,
+# with another seed, that row had been 13 points below the same advice: with few and small clients, one seed measures
+# luck. The rules stayed as they were, and the third try takes the mean of several seeds on PneumoniaMNIST.
+HELD_OUT: dict[str, dict[str, Tables]] = {
+    "first": {
+        "pneumonia, dirichlet 0.2": stack_tables([TINY, {
+            "data": {"name": "pneumoniamnist", "samples": 2000, "test": 0.7},
+            "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.2},
+            "train": {"rounds": 6}, "run": {"seed": 11},
+        }]),
+        "digits, dirichlet 0.5": stack_tables([DIGITS, {
+            "partition": {"name": "dirichlet", "clients": 12, "alpha": 0.5}, "run": {"seed": 11},
+        }]),
+        "digits, pathological 3": stack_tables([DIGITS, {
+            "partition": {"name": "pathological", "clients": 12, "classes": 3}, "run": {"seed": 12},
+        }]),
+    },
+    "second": {
+        "digits, dirichlet 0.4": stack_tables([DIGITS, {
+            "data": {"test": 0.25}, "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.4},
+            "train": {"cohort": 5, "rounds": 30}, "run": {"seed": 21},
+        }]),
+        "pneumonia, dirichlet 0.4": stack_tables([TINY, {
+            "data": {"name": "pneumoniamnist", "samples": 2000, "test": 0.7},
+            "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.4},
+            "train": {"rounds": 6}, "run": {"seed": 21},
+        }]),
+        "cifar100, dirichlet 0.3": stack_tables([TINY, {
+            "data": {"name": "cifar100_small", "samples": 3600, "test": 0.7},
+            "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.3}, "run": {"seed": 11},
+        }]),
+        "office-caltech, sites": stack_tables([TINY, {
+            "data": {"name": "office_caltech10", "test": 0.8},
+            "partition": {"name": "site", "clients": 4}, "train": {"rounds": 4}, "run": {"seed": 12},
+        }]),
+    },
+    "third": {
+        "pneumonia, dirichlet 0.3": stack_tables([TINY, {
+            "data": {"name": "pneumoniamnist", "samples": 2000, "test": 0.7},
+            "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.3},
+            "train": {"rounds": 8}, "run": {"seed": 31},
+        }]),
+        "office-caltech, domains": stack_tables([TINY, {
+            "data": {"name": "office_caltech10", "test": 0.7},
+            "partition": {"name": "domain", "clients": 8, "alpha": 0.5}, "train": {"rounds": 6}, "run": {"seed": 11},
+        }]),
+        "cifar100, pathological 10": stack_tables([TINY, {
+            "data": {"name": "cifar100_small", "samples": 1000},
+            "partition": {"name": "pathological", "clients": 10, "classes": 10}, "run": {"seed": 12},
+        }]),
+    },
+}  # fmt: skip
+
+SEEDS = {"pneumonia, dirichlet 0.3": (31, 32)}  # settings that are judged by the mean over several seeds
+
+# The eight rows. On pre-trained weights their rates are those of results/small/rates.json, by tune; from random
+# weights, they are the default ones.
+PRETRAINED = ("local", "fedavg", "fedavg_ft", "fedper", "fedavg+bias", "fedavg_ft+bias", "fedper+bias", "fed_rod+bias")
+SCRATCH = ("local", "fedavg", "fedavg_ft", "fedper", "fedrep", "fed_rod", "fedperfix", "ditto")
+RATES = {"full": 5e-3, "bias": 1e-2, "local": 1e-3}
+MEDICAL_RATES = {"full": 1e-3, "bias": 5e-3, "local": 1e-3}
+
+
+def rows_of(setting: Tables) -> dict[str, Tables]:
+    """Return the eight rows of a setting, by label: each is what differs from the setting."""
+    if "weights" not in setting["model"]:
+        return {name: {"method": {"name": name}} for name in SCRATCH}
+    rates = MEDICAL_RATES if setting["data"]["name"] == "pneumoniamnist" else RATES
+    rows = {}
+    for label in PRETRAINED:
+        method, _, tune = label.partition("+")
+        rate = rates["local" if method == "local" else tune or "full"]
+        rows[label] = {"method": {"name": method}, "tune": {"name": tune or "full"}, "train": {"lr": rate}}
+    return rows
