@@ -25,7 +25,7 @@ from fedvit.engine.ledger import Ledger
 from fedvit.engine.loop import evaluate, train_round
 from fedvit.engine.net import POOLED, Net
 from fedvit.engine.pool import WorkerPool
-from fedvit.engine.probe import footprint_of
+from fedvit.engine.probe import TINY_LR, footprint_of
 from fedvit.engine.rates import (
     COMMAND,
     Rates,
@@ -93,7 +93,7 @@ class _Bench:
     ):
         self.rounds = experiment.train.rounds
         train = experiment.train.model_copy(
-            update={"batch": size.batch, "epochs": 1, "dropout": 0.0, "rounds": self.rounds + 1000}
+            update={"batch": size.batch, "epochs": 1, "lr": TINY_LR, "dropout": 0.0, "rounds": self.rounds + 1000}
         )
         run = experiment.run.model_copy(update={"eval_every": 0, "until_accuracy": None, "before_after": False})
         self.experiment = experiment.model_copy(update={"train": train, "run": run})

@@ -20,14 +20,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from fedvit.core import tree
-from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
-from fedvit.core.training import load_
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.engine.client_store import ClientStore
+from fedvit.engine.footprint import PER_STEP, Footprint, SplitBytes, Work, by_formula, left_as_it_was
 from fedvit.engine.inprocess import InProcess
 from fedvit.engine.ledger import Ledger
 from fedvit.engine.loop import evaluate, train_round
@@ -39,61 +38,20 @@ from fedvit.models.build import macs_per_example
 from fedvit.split.plan import SplitPlan
 
 TINY_LR = 1e-8  # random images must not make the probe diverge at a rate that suits real ones
-PER_STEP = 6.0  # times that a step goes over the weights: gradients, optimizer and its sums
-LARGE = 3e9  # multiply-adds of an image from which on fewer images are probed
-
-
-@dataclass(frozen=True)
-class Work:
-    """What some computation needs: multiply-adds, operations, and bytes that are written anew."""
-
-    macs: float = 0.0
-    ops: float = 0.0
-    fresh: float = 0.0
-
-    def at_least_nothing(self) -> "Work":
-        return Work(max(0.0, self.macs), max(0.0, self.ops), max(0.0, self.fresh))
-
-
-@dataclass(frozen=True)
-class SplitBytes:
-    """The bytes of split learning: per visit and per image, to a client, from it, and for its evaluation."""
-
-    down: tuple[float, float]
-    up: tuple[float, float]
-    evaluation: tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What a client's training and evaluation need, by visit of a client, step and image."""
-
-    train_visit: Work
-    train_step: Work
-    train_image: Work  # per visit, whatever the number of epochs
-    train_image_epoch: Work
-    train_first: Work  # more for each image, the first time it is used: frozen layers are computed once
-    test_visit: Work
-    test_image: Work
-    test_first: Work
-    train_nbytes: float  # the peak of live tensors besides the model: this much,
-    train_nbytes_image: float  # and this for every image of a batch
-    test_nbytes: float
-    test_nbytes_image: float
-    cached_nbytes: int  # activations of frozen layers that are kept per image
-    split: "SplitBytes | None" = None
-
-    def working_nbytes(self, batch: int, tests: int = EVALUATION_BATCH) -> float:
-        """Return the peak bytes of tensors while a client trains or is tested, besides the model."""
-        training = self.train_nbytes + batch * self.train_nbytes_image
-        return max(training, self.test_nbytes + tests * self.test_nbytes_image)
+LARGE = 2e9  # multiply-adds of an image from which on a formula is used
 
 
 _known: dict[str, Footprint] = {}  # several runs in a process often differ only in their seed
 
 
 def footprint_of(experiment: Experiment, net: Net, clients: Sequence[str], shape: tuple[int, ...]) -> Footprint:
-    """Return the footprint of this experiment, found once for all runs of this process that have the same."""
+    """Return the footprint of this experiment, found once for all runs of this process that have the same.
+
+    Training a large model on even a few images takes too long to be done in advance, so a formula answers instead.
+    """
+    macs = macs_per_example(net.module, net.inputs.size)
+    if macs > LARGE:
+        return by_formula(experiment, net, macs)
     kept = experiment.model_dump_json(include={"model", "method", "tune", "train"})
     run = experiment.run
     key = f"{kept} {run.precision} {run.device} {run.cache_mb} {net.classes} {shape} {len(clients)}"
@@ -106,7 +64,7 @@ def footprint_of(experiment: Experiment, net: Net, clients: Sequence[str], shape
 
 def footprint(experiment: Experiment, net: Net, clients: Sequence[str], shape: tuple[int, ...]) -> Footprint:
     """Count the work of one client on a few random images of this stored shape; the net is left as it was."""
-    with tempfile.TemporaryDirectory() as folder, _left_as_it_was(net):
+    with tempfile.TemporaryDirectory() as folder, left_as_it_was(net):
         probe = _Probe(experiment, net, clients, shape, Path(folder))
         images, batch = probe.images, probe.batch
         first = probe.train(batch, epochs=1)
@@ -162,7 +120,7 @@ class _Probe:
 
     def __init__(self, experiment: Experiment, net: Net, clients: Sequence[str], shape: tuple[int, ...], folder: Path):
         norms = any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in net.module.modules())
-        self.images = 2 if macs_per_example(net.module, net.inputs.size) > LARGE else 4
+        self.images = 4
         self.batch = self.images if norms else 2  # a single image has no variance, so its batch would be skipped
         self.rounds = max(3, experiment.train.rounds)
         update = {"rounds": self.rounds + 3, "dropout": 0.0, "cohort": 1, "lr": TINY_LR}
@@ -330,23 +288,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-@contextmanager
-def _left_as_it_was(net: Net) -> Iterator[None]:
-    """Undo everything that training does to the model."""
-    module = net.module
-    modes = [(part, part.training) for part in module.modules()]
-    learning = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
-    counts = {name: b.clone() for name, b in module.named_buffers() if not b.is_floating_point()}
-    try:
-        yield
-    finally:
-        load_(net.live, {**net.initial, **net.frozen})
-        load_(dict(module.named_buffers()), counts)
-        for part, mode in modes:
-            part.training = mode
-        for parameter, learns in learning:
-            parameter.requires_grad_(learns)
-            parameter.grad = None
-        net.narrower.clear()

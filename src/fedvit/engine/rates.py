@@ -11,8 +11,8 @@ import torch
 from fedvit.core import tree
 from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.core.settings import Experiment
+from fedvit.engine.footprint import Footprint, Work
 from fedvit.engine.net import Net
-from fedvit.engine.probe import Footprint, Work
 from fedvit.engine.system import cores
 
 # Measured on one of two cores of an AMD EPYC with AVX2, in float32, with torch 2.15: `python -m benchmarks estimate`.

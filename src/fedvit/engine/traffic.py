@@ -10,8 +10,8 @@ from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
 from fedvit.data.partition.records import Partition
 from fedvit.engine.cost import split_costs
+from fedvit.engine.footprint import Footprint, SplitBytes
 from fedvit.engine.net import Net, window_of
-from fedvit.engine.probe import Footprint, SplitBytes
 
 MOST = 200  # rounds, or clients, that are asked one by one for the size of their messages
 
