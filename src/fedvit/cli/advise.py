@@ -87,5 +87,6 @@ def advise(
             print_json(said)
         elif not flags["quiet"]:
             for part in advice_parts(said):
-                out.print(part, soft_wrap=isinstance(part, str), highlight=False)
+                command = isinstance(part, str) and part.startswith("  ")  # to be copied, so it stays on one line
+                out.print(part, soft_wrap=command, highlight=False)
             out.print(f"advice: {seen.folder / 'advice.json'}", soft_wrap=True, highlight=False)

@@ -194,7 +194,9 @@ def verdict(seen: Look, outcome: Outcome) -> str:
         )
     lead = difference(mine, alone)
     found = interval(lead)
-    words = f"{chosen.label} was {sum(lead) / len(lead):+.1f} points from training alone after {alone.rounds} rounds"
+    points, rounds = sum(lead) / len(lead), f"{alone.rounds} round{'s' * (alone.rounds != 1)}"
+    where = "below" if points < 0 else "above"
+    words = f"{chosen.label} was {abs(points):.1f} points {where} training alone after {rounds} of the probe"
     words += f" (95 % interval {found[0]:+.1f} to {found[1]:+.1f}, {len(lead)} clients)" if found else ""
     if clearly_better(mine, alone):
         return f"{words}: federating helps."
