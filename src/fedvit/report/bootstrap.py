@@ -91,7 +91,7 @@ def _draw_sums(draw: np.random.Generator, images: int, chances: Sequence[float])
     """Draw what so many images add up to, if an image adds 0, 1, ... with these chances.
 
     A sum's chances are those of one image, convolved with themselves. Drawing from them is the same as drawing images
-    one by one, but the time does not grow with the images.
+    one by one, and takes a single draw for each sum.
     """
     size = images * (len(chances) - 1) + 1
     of_sum = np.fft.irfft(np.fft.rfft(chances, 2 * size) ** images, 2 * size)[:size]
