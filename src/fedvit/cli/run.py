@@ -64,7 +64,8 @@ def run(
         total = settings.train.rounds * (2 if with_local else 1)
         with Progress(err, total, quiet=flags["quiet"]) as progress:
             past = Run(folder).rounds if resume else []
-            progress.start(settings.label, len(past), sum(map(sent_in, past)))
+            foretells = engine == "local" and not Run(folder).finished  # the run's estimate comes first
+            progress.start(settings.label, len(past), sum(map(sent_in, past)), announced=foretells)
             for done in steps:
                 progress.step(done)
             rows = run_local_too(settings, folder, engine, progress, flags["workers"]) if with_local else []

@@ -125,7 +125,7 @@ def _about(searches: "Sequence[tuple[Row, int]]", workers: int | None) -> str:
 
 def _starter(progress: "Progress") -> "OnStart":
     """Return what tells the progress display that a candidate trains; earlier stages have been counted."""
-    return lambda row, seed, done: progress.start(f"{row.label}, seed {seed}", 0)
+    return lambda row, seed, done: progress.start(f"{row.label}, seed {seed}", 0, announced=True)
 
 
 @dataclass(frozen=True)

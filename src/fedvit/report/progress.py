@@ -75,13 +75,16 @@ class Progress:
         self.last_line = time.monotonic()
         self.console.print(f"{self.label or 'fedvit'}: {text}", soft_wrap=True, highlight=False, markup=False)
 
-    def start(self, label: str, done: int, nbytes: float = 0.0) -> None:
-        """Begin a run that has already finished `done` rounds and sent `nbytes` bytes."""
+    def start(self, label: str, done: int, nbytes: float = 0.0, *, announced: bool = False) -> None:
+        """Begin a run that has already finished `done` rounds and sent `nbytes` bytes.
+
+        It gets a line of its own unless something else that is printed announces it.
+        """
         self.label, self.nbytes = label, nbytes
         self.done += done
         self.bar.update(self.task, description=label, advance=done)
         self.round, self.since = done + 1, time.monotonic()
-        if self.in_lines:
+        if self.in_lines and not announced:
             self.line(f"{done} rounds are done" if done else "started; reading data, then round 1")
 
     def step(self, done: SeenRound) -> None:

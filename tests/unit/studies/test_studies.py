@@ -385,7 +385,7 @@ def test_a_killed_study_ends_with_the_same_bytes(tmp_path: Path) -> None:
         return int(process.exitcode)
 
     whole = start("whole")
-    assert ended(start("killed", ("fedvit.core.plan", "descend", 6))) == -signal.SIGKILL
+    assert ended(start("killed", ("fedvit.core.plan", "descend", 14))) == -signal.SIGKILL
     out = tmp_path / "killed" / "out"
     assert not (out / "study.json").exists()
     assert 0 < len(list(out.rglob("summary.json"))) < 6
