@@ -71,6 +71,10 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
         }]),
     },
     "third": {
+        "digits, pathological 5": stack_tables([DIGITS, {
+            "data": {"test": 0.25}, "partition": {"name": "pathological", "clients": 10, "classes": 5},
+            "train": {"cohort": 5, "rounds": 24}, "run": {"seed": 31},
+        }]),
         "pneumonia, dirichlet 0.3": stack_tables([TINY, {
             "data": {"name": "pneumoniamnist", "samples": 2000, "test": 0.7},
             "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.3},
