@@ -118,7 +118,7 @@ def look(question: Question, out: Path | None, *, probe: bool = True, dataset: D
     cohort = plain.train.cohort
     assert cohort is not None
     rounds = plain.train.rounds if question.sets_rounds else rounds_for(profile, cohort)
-    candidates = [replace(c, lr=question.experiment(c).train.lr) for c in candidates_for(profile, plain.train)]
+    candidates = [replace(c, lr=question.experiment(c).train.lr) for c in candidates_for(profile, plain.train, rounds)]
     candidates, too_large = _that_fit_the_link(question, candidates, profile.classes)
     data = probe_dataset(dataset, partition, plain.run.seed)
     sites = len(data.site_names)
