@@ -37,6 +37,10 @@ DIGITS: Tables = {
 # The rules now prefer full tuning below 50 steps. On PneumoniaMNIST (2.7 points) the best row had been 13 points below
 # the same advice in the first try: with few and small clients, one seed measures luck. That rule stayed, and the third
 # try takes the mean of several seeds there. It also takes the settings of the first try that nobody had looked at.
+#
+# The third try missed on one of four settings: on CIFAR-100 with ten classes of its own for every client, 5.5 points
+# below fedper. The rules now prefer a personal head where clients share hardly any class. All other rules stayed, and
+# the fourth try judges this one on two new partitions of CIFAR-100.
 HELD_OUT: dict[str, dict[str, Tables]] = {
     "first": {
         "pneumonia, dirichlet 0.2": stack_tables([TINY, {
@@ -87,6 +91,16 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
         "cifar100, pathological 10": stack_tables([TINY, {
             "data": {"name": "cifar100_small", "samples": 1000},
             "partition": {"name": "pathological", "clients": 10, "classes": 10}, "run": {"seed": 12},
+        }]),
+    },
+    "fourth": {
+        "cifar100, pathological 8": stack_tables([TINY, {
+            "data": {"name": "cifar100_small", "samples": 1000},
+            "partition": {"name": "pathological", "clients": 10, "classes": 8}, "run": {"seed": 41},
+        }]),
+        "cifar100, dirichlet 0.2": stack_tables([TINY, {
+            "data": {"name": "cifar100_small", "samples": 3600, "test": 0.7},
+            "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.2}, "run": {"seed": 41},
         }]),
     },
 }  # fmt: skip

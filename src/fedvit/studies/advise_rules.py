@@ -11,6 +11,7 @@ from fedvit.studies.advise_data import Profile
 
 FEW_CLASSES = 2  # up to here, a single class can make up nearly all of a client's images
 LABEL_SKEW = 0.25  # above this, clients' mixes of classes differ enough to matter
+OWN_CLASSES = 0.85  # above this, clients share hardly any class
 FEATURE_SKEW = 0.05  # above this, the same class looks different at different clients
 FEW_STEPS = 50  # rounds times local steps; with fewer, a few trained weights have not learned enough
 MANY_STEPS = 60  # local steps per round; beyond these, a rate that was found in short rounds is too large
@@ -47,6 +48,8 @@ def candidates_for(profile: Profile, train: TrainSettings, rounds: int) -> list[
         rows = [("fedrep", "full"), ("fed_rod", "full"), (LOCAL, "full")]
     elif profile.classes <= FEW_CLASSES:
         rows = [("fed_rod", "bias"), ("fedper", "bias"), (LOCAL, "full"), ("fedavg_ft", "bias")]
+    elif profile.label_skew > OWN_CLASSES:
+        rows = [("fedper", "full"), ("fed_rod", "full"), (LOCAL, "full"), ("fedavg_ft", "full")]
     elif rounds * steps_per_round(profile, train) < FEW_STEPS:
         rows = [("fedavg_ft", "full"), ("fed_rod", "bias"), (LOCAL, "full"), ("fedavg_ft", "bias")]
     else:
@@ -121,6 +124,16 @@ EVIDENCE = (
         accuracy={
             "fedavg_ft": 71.9, "fed_rod+bias": 71.2, "fedavg": 68.4, "fedavg_ft+bias": 68.0, "fedavg+bias": 65.0,
             "fedper": 59.3, "fedper+bias": 51.3, "local": 50.0,
+        },
+    ),
+    Evidence(
+        "CIFAR-100, own classes",
+        "results/small/advice.json, third try, 10 classes per client, 7 rounds, seed 12",
+        pretrained=True,
+        classes=100,
+        accuracy={
+            "fedper": 52.4, "fedavg_ft": 46.8, "fedavg_ft+bias": 46.0, "fed_rod+bias": 43.8, "fedper+bias": 42.7,
+            "local": 35.6, "fedavg+bias": 11.9, "fedavg": 11.2,
         },
     ),
     Evidence(
@@ -203,7 +216,7 @@ def reasons_for(profile: Profile, chosen: Candidate) -> list[str]:
         found.append(f"{chosen.method}: {METHOD_REASONS[chosen.method]}")
     if chosen.tune == "bias":
         found.append("bias tuning on pre-trained weights sends a hundredth of what training everything does")
-    elif profile.pretrained and chosen.method != LOCAL:
+    elif profile.pretrained and chosen.method == "fedavg_ft":
         found.append("in so few steps, all weights learn more than biases alone; with more rounds, try --tune bias")
     found += _best_in(profile, chosen)
     return found
