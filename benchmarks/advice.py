@@ -1,7 +1,7 @@
 """Measure how good the advice of `fedvit advise` is, on settings that its rules were not written with.
 
     python -m benchmarks advice            # or, with options:
-    python -m benchmarks.advice [--try first] [--out runs/advice] [--rows-only] [--save results/small/advice.json]
+    python -m benchmarks.advice [--try first] [--out runs/advice] [--save results/small/advice.json]
 
 For every held-out setting (advice_settings.py says which, and why) it runs eight rows in full, asks for advice, runs
 the advice in full if it is not one of the eight, and compares test accuracies after the last round. Two bars: the
@@ -18,7 +18,7 @@ from typing import Any
 
 import tomli_w
 
-from benchmarks.advice_settings import HELD_OUT, SEEDS, rows_of
+from benchmarks.advice_settings import HELD_OUT, PRESENT, SEEDS, rows_of
 from benchmarks.common import Result, show
 from fedvit.config.load import load_experiment
 from fedvit.config.resolve import to_tables, versions
@@ -33,7 +33,6 @@ from fedvit.studies.compare import compare
 from fedvit.studies.rows import Row, mean_of, run_of
 
 POINTS, SHARE = 2.0, 0.2  # the bars
-LATEST = list(HELD_OUT)[-1]
 
 
 def folder_of(name: str) -> str:
@@ -124,7 +123,6 @@ def measure(name: str, setting: Tables, out: Path) -> dict[str, Any]:
     seconds = sum(run.summary["seconds"] for run in everything)
     reached = mean_of(mine.values())
     return {
-        "setting": name,
         "seeds": list(seeds),
         "advice": ", ".join(dict.fromkeys(one["recommendation"]["label"] for one in said.values())),
         "lr": [one["recommendation"]["lr"] for one in said.values()],
@@ -145,43 +143,41 @@ def measure(name: str, setting: Tables, out: Path) -> dict[str, Any]:
     }
 
 
-def lines(found: list[dict[str, Any]]) -> list[Result]:
+def lines(found: Mapping[str, Mapping[str, Any]]) -> list[Result]:
     """Make the lines of the table of benchmarks."""
     made = []
-    for f in found:
+    for name, f in found.items():
         beside = f"{f['advice']} {f['accuracy']:.1f}, best of eight {f['best_row']} {f['best']:.1f}"
-        made.append(Result(f"{f['setting']}: points below the best of eight", [f["below_best"]], POINTS, beside=beside))
+        made.append(Result(f"{name}: points below the best of eight", [f["below_best"]], POINTS, beside=beside))
         for what in ("examples", "seconds"):
             share = f[f"share_of_{what}"]
-            made.append(Result(f"{f['setting']}: probe / eight rows, in {what}", [share], SHARE))
+            made.append(Result(f"{name}: probe / eight rows, in {what}", [share], SHARE))
     return made
 
 
 def results(
-    attempt: str = LATEST, out: Path = Path("runs/advice"), save: Path | None = Path("results/small/advice.json")
+    attempt: str | None = None, out: Path = Path("runs/advice"), save: Path | None = Path("results/small/advice.json")
 ) -> list[Result]:
-    found = []
-    for name, setting in HELD_OUT[attempt].items():
-        found.append(measure(name, setting, out / attempt))
-        print(f"{name}: {found[-1]['advice']}, {found[-1]['below_best']:.1f} points below the best", flush=True)
-    if save is not None:
-        saved = json.loads(save.read_text()) if save.is_file() else {"tries": {}}
-        saved["command"], saved["versions"] = "python -m benchmarks advice", versions()
-        saved["tries"][attempt] = found
-        write_json(save, saved)
-    return lines(found)
+    """Measure one try, or what judges the present rules, and add it to the file of all tries."""
+    saved = json.loads(save.read_text()) if save is not None and save.is_file() else {"tries": {}}
+    made: dict[str, dict[str, Any]] = {}
+    for number, names in ({attempt: tuple(HELD_OUT[attempt])} if attempt else PRESENT).items():
+        for name in names:
+            found = measure(name, HELD_OUT[number][name], out / number)
+            saved["tries"].setdefault(number, {})[name] = found
+            print(f"{name}: {found['advice']}, {found['below_best']:.1f} points below the best", flush=True)
+            if save is not None:  # after every setting, because the next one takes long
+                write_json(save, {**saved, "command": "python -m benchmarks advice", "versions": versions()})
+            made[name] = found
+    return lines(made)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--try", dest="attempt", default=LATEST, choices=list(HELD_OUT))
+    parser.add_argument(
+        "--try", dest="attempt", choices=list(HELD_OUT), help="(default: what judges the present rules)"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/advice"))
     parser.add_argument("--save", type=Path, default=Path("results/small/advice.json"))
-    parser.add_argument("--rows-only", action="store_true", help="run the eight rows and look at nothing")
     a = parser.parse_args()
-    if a.rows_only:
-        for name, setting in HELD_OUT[a.attempt].items():
-            run_table(setting, SEEDS.get(name, (setting["run"]["seed"],)), a.out / a.attempt / folder_of(name))
-            print(f"{name}: the eight rows are there", flush=True)
-    else:
-        show(results(a.attempt, a.out, a.save))
+    show(results(a.attempt, a.out, a.save))
