@@ -116,8 +116,10 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
     },
 }  # fmt: skip
 
-# What judges the present rules: settings that were held out when these rules were written.
+# What judges the present rules: every setting that was held out when the rule that answers it was written, whether it
+# holds or misses. Settings on which a miss led to a new rule are not among them; advice.json has all tries.
 PRESENT = {
+    "second": ("digits, dirichlet 0.4", "pneumonia, dirichlet 0.4"),
     "third": ("digits, pathological 5", "pneumonia, dirichlet 0.3", "office-caltech, domains"),
     "fourth": ("cifar100, pathological 8",),
     "fifth": ("cifar100, dirichlet 0.25",),
