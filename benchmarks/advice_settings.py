@@ -41,6 +41,10 @@ DIGITS: Tables = {
 # The third try missed on one of four settings: on CIFAR-100 with ten classes of its own for every client, 5.5 points
 # below fedper. The rules now prefer a personal head where clients share hardly any class. All other rules stayed, and
 # the fourth try judges this one on two new partitions of CIFAR-100.
+#
+# The fourth try held on the one that this rule is for, and missed by 2.5 points on the other: at 47 steps, bias tuning
+# was the better one this time. The rules now prefer full tuning below 40 steps instead of 50. All other rules stayed,
+# and the fifth try judges CIFAR-100 where clients train long enough for rows to differ by more than chance.
 HELD_OUT: dict[str, dict[str, Tables]] = {
     "first": {
         "pneumonia, dirichlet 0.2": stack_tables([TINY, {
@@ -103,12 +107,22 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
             "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.2}, "run": {"seed": 41},
         }]),
     },
+    "fifth": {
+        "cifar100, dirichlet 0.25": stack_tables([TINY, {
+            "data": {"name": "cifar100_small", "samples": 3600, "test": 0.6},
+            "partition": {"name": "dirichlet", "clients": 10, "alpha": 0.25},
+            "train": {"rounds": 12}, "run": {"seed": 51},
+        }]),
+    },
 }  # fmt: skip
 
-# What judges the present rules: settings that were held out when these rules were written.
+# What judges the present rules: every setting that was held out when the rule that answers it was written, whether it
+# holds or misses. Settings on which a miss led to a new rule are not among them; advice.json has all tries.
 PRESENT = {
+    "second": ("digits, dirichlet 0.4", "pneumonia, dirichlet 0.4"),
     "third": ("digits, pathological 5", "pneumonia, dirichlet 0.3", "office-caltech, domains"),
-    "fourth": tuple(HELD_OUT["fourth"]),
+    "fourth": ("cifar100, pathological 8",),
+    "fifth": ("cifar100, dirichlet 0.25",),
 }
 SEEDS = {"pneumonia, dirichlet 0.3": (31, 32)}  # settings that are judged by the mean over several seeds
 
