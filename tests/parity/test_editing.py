@@ -10,7 +10,8 @@ from fedvit.config.load import load_experiment
 from fedvit.core import tree
 from fedvit.core.settings import FromPython
 from fedvit.core.training import holding
-from fedvit.methods.layer_editing import Replay, edited_logits, layers_of, probe_batches
+from fedvit.methods.layer_editing import edited_logits, layers_of, probe_batches
+from fedvit.models.replay import Replay
 from tests.conftest import TINY, Bench, tiny
 
 

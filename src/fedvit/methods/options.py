@@ -37,6 +37,7 @@ MEANINGS = {
     "finetune": "What is fine-tuned before a test: the head, or everything.",
     "flexible": "Choose layers anew in every round; false keeps the first choice.",
     "head_epochs": "Epochs of the head per round.",
+    "held_out": "Fraction of each client's training images that it does not train on; default: probe.",
     "hyper": "Let a shared network make the personal head from the class frequencies.",
     "hyper_lr": "Learning rate of that network.",
     "init": "How the added weights start.",
@@ -44,7 +45,10 @@ MEANINGS = {
     "keep": "Layer groups that a client keeps from its last training, joined by commas.",
     "lam": "Strength of the pull towards the received weights.",
     "last_block": "Keep the whole last block personal, too.",
-    "layers": "Which layers may be restored: every leaf module, the norms, or as the authors' code counts them.",
+    "layers": (
+        "Which layers may be restored: every leaf module, the norms, those outside shortcuts, or as the paper counts "
+        "them; resnet54 is its count for ResNets."
+    ),
     "lora.alpha": "Scale of the low-rank change, divided by the rank.",
     "masking": "Leave classes that a client lacks out of its loss and of the mean.",
     "metric": "How a restored layer is judged on the probe images.",
@@ -67,7 +71,7 @@ MEANINGS = {
     "ramp": "Rounds until the full share is private.",
     "rank": "Rank of the change.",
     "rates": "Widths of the clients' models: a list given to them in turn, or name=rate for each.",
-    "ratio": "Share of the layers to restore.",
+    "ratio": "Share of the layers to restore, rounded up.",
     "receives": "Who gets the averaged heads and tails: all clients, or those of the round.",
     "s": "Scale of the prefix.",
     "scaler": "Divide hidden outputs by the rate in training.",
