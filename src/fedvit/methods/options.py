@@ -50,6 +50,7 @@ MEANINGS = {
         "them; resnet54 is its count for ResNets."
     ),
     "lora.alpha": "Scale of the low-rank change, divided by the rank.",
+    "maker_lr": "Learning rate of the server's network that makes offsets.",
     "masking": "Leave classes that a client lacks out of its loss and of the mean.",
     "metric": "How a restored layer is judged on the probe images.",
     "mild": "Deviation of the noise on the first copy of the residuals.",
@@ -60,6 +61,7 @@ MEANINGS = {
     "most_epochs": "Most epochs of the first learning of the merge.",
     "mu": "Strength of the pull towards the received weights.",
     "offset_lr": "Learning rate of the offset image; default: a fifth of train.lr.",
+    "offsets": "Whether offsets are the clients' own, or made by the server from the classes' proportions.",
     "p": "Number of last tensors that are merged by learned weights.",
     "per_fedavg.beta": "Rate of the outer step; default: train.lr.",
     "per_layer": "One adapter per block instead of one for all.",
