@@ -14,18 +14,22 @@ from pydantic import Field
 
 from fedvit.core.settings import NotNegative, Whole
 from fedvit.models.cuts import Cut
-from fedvit.split.plan import SplitPlan, Wire
+from fedvit.split.plan import Average, SplitPlan, Wire
 
 Receives = Literal["all", "sampled"]
 Init = Literal["pretrained", "random"]
+Decay = Annotated[float, Field(gt=0, le=1)]
 Block = Annotated[int, Field(ge=0)]
 
 
 def plan(
-    server_lr: NotNegative = 0.001,
+    server_lr: NotNegative = 0.01,
+    server_decay: Decay = 1.0,
+    client_head_lr: NotNegative | None = None,
     cut: Literal["A", "B"] = "B",
     fedround: Whole = 20,
-    receives: Receives = "all",
+    average: Average = "both",
+    receives: Receives = "sampled",
     init: Init = "pretrained",
     wire: Wire = "fp32",
 ) -> SplitPlan:
@@ -33,7 +37,10 @@ def plan(
         name="fedv",
         cut=Cut(cut),
         server_lr=server_lr,
+        server_decay=server_decay,
+        client_head_lr=client_head_lr,
         average_every=fedround,
+        average=average,
         receives=receives,
         init=init,
         wire=wire,

@@ -10,19 +10,23 @@ learns by gradient.
 from typing import Literal
 
 from fedvit.core.settings import Count, NotNegative, Positive, Whole
-from fedvit.methods.fedv import Init, Receives
+from fedvit.methods.fedv import Decay, Init, Receives
 from fedvit.models.cuts import Cut
-from fedvit.split.plan import SplitPlan, Wire
+from fedvit.split.plan import Average, SplitPlan, Wire
 
 
 def plan(
     server_lr: NotNegative = 1e-6,
+    server_decay: Decay = 1.0,
+    client_head_lr: NotNegative | None = None,
     epsilon: Positive = 1e-4,
     draws: Count = 1,
     black_box: bool = False,
     cut: Literal["A", "B"] = "B",
     fedround: Whole = 20,
-    receives: Receives = "all",
+    average: Average = "both",
+    receives: Receives = "sampled",
+    perturb: NotNegative = 0.0,
     init: Init = "pretrained",
     wire: Wire = "fp32",
 ) -> SplitPlan:
@@ -34,8 +38,12 @@ def plan(
         draws=draws,
         black_box=black_box,
         server_lr=server_lr,
+        server_decay=server_decay,
+        client_head_lr=client_head_lr,
         average_every=fedround,
+        average=average,
         receives=receives,
+        perturb=perturb,
         init=init,
         wire=wire,
     )
