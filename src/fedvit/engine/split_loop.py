@@ -192,10 +192,10 @@ def federate_split(
 def server_side(
     net: Net, parts: Parts, server: Server, experiment: Experiment, number: int, cohort: Sequence[str] = ()
 ) -> ServerSide:
-    device, train, split = next(net.module.parameters()).device, experiment.train, net.split
+    device, split = next(net.module.parameters()).device, net.split
     settings = local_settings(experiment, number, device)
     lr = settings.lr if split.server_lr is None else split.server_lr * settings.schedule
-    lr *= split.server_decay ** sum(number > train.rounds * share for share in (0.5, 0.75))
+    lr *= split.server_decay ** ((number - 1) // split.decay_every)
     return ServerSide(
         split, parts, server.shared, dict(server.memory), number, settings.seed, lr, device,
         autocast=settings.autocast, cohort=cohort,

@@ -18,6 +18,7 @@ from fedvit.split.plan import Average, SplitPlan, Wire
 def plan(
     server_lr: NotNegative = 1e-6,
     server_decay: Decay = 1.0,
+    decay_every: Count = 100,
     client_head_lr: NotNegative | None = None,
     epsilon: Positive = 1e-4,
     draws: Count = 1,
@@ -39,6 +40,7 @@ def plan(
         black_box=black_box,
         server_lr=server_lr,
         server_decay=server_decay,
+        decay_every=decay_every,
         client_head_lr=client_head_lr,
         average_every=fedround,
         average=average,

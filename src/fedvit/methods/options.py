@@ -22,6 +22,7 @@ MEANINGS = {
     "clip": "Largest norm of a client's gradient.",
     "combine": "Add the prefix to keys and values, or concatenate it with them.",
     "cut": "Where the model is cut: A after the patch embedding, B as FedV does.",
+    "decay_every": "Rounds between two decays of server_lr.",
     "distill_rounds": "Rounds of stage 1, which trains the splitter.",
     "draws": "Random directions that are averaged per step.",
     "dropout": "Dropout of the prompts.",
@@ -76,7 +77,7 @@ MEANINGS = {
     "s": "Scale of the prefix.",
     "scaler": "Divide hidden outputs by the rate in training.",
     "schedule": "Train only when sampled, or in every round.",
-    "server_decay": "Factor of server_lr at half and at three quarters of the rounds.",
+    "server_decay": "Factor of server_lr after every 100 rounds (fedvz: decay_every).",
     "server_lr": "Learning rate of the server's step; default of split plans: train.lr, but with a frozen pre-trained "
     "head a fifth of the tune's published rate.",
     "share": "Share of the channels that becomes private.",

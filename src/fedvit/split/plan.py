@@ -38,7 +38,8 @@ class SplitPlan:
     black_box: bool = False  # no gradient passes through the body, so the head learns by SPSA as well
     client_head_lr: float | None = None  # 0: the head is frozen; None: the rate of the tail, train.lr
     server_lr: float | None = None  # None: the clients' learning rate
-    server_decay: float = 1.0  # of the body's rate, at half and at three quarters of the rounds
+    server_decay: float = 1.0  # the factor of the body's rate after every `decay_every` rounds
+    decay_every: int = 100
     server_optimizer: Literal["sgd", "adam"] = "sgd"
     average_every: int = 20  # rounds between averages of the clients' parts; 0: never
     average: Average = "both"  # which of the parts
