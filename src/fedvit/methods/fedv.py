@@ -4,10 +4,11 @@ During a round, the body is fixed and clients train head and tail through it; af
 the mean gradient of their last batches. Heads and tails are averaged every `fedround` rounds.
 Departs from the paper: cut=B puts tokens and positions at the client and the final norm in the tail, which the paper
 leaves open; cut=A is FESTA's. init=pretrained keeps the pre-trained head, and then client_head_lr is 0 by default: one
-rate for a pre-trained embedding and a fresh classifier suits neither. init=random is the paper's; it draws head and tail
-once (Algorithm 1), not in every round (section 3.2). Heads and tails are averaged after rounds 1, 21, 41, ... (the paper
-counts from 0; its appendix has 50 for the text's 20), and only the clients of that round get the average, because it
-would replace all others' tails by one of other classes (receives=all). Only the class token's row of the output is sent.
+rate for a pre-trained embedding and a fresh classifier suits neither. init=random is the paper's; it draws head and
+tail once (Algorithm 1), not in every round (section 3.2). Heads and tails are averaged after rounds 1, 21, 41, ... (the
+paper counts from 0; its appendix has 50 for the text's 20), and only the clients of that round get the average, because
+it would replace all others' tails by one of other classes (receives=all). Only the class token's row of the output is
+sent.
 """
 
 from typing import Annotated, Literal

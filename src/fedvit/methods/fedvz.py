@@ -4,8 +4,9 @@ The server moves the body forward and backward along a random direction, each cl
 on both sides, and the difference gives the slope along that direction. `draws` directions are averaged.
 Departs from the paper: as FedV. Directions are drawn per client. A head that learns does so through the body's gradient
 at its input, as the paper's algorithm says; under black_box=true it learns from two losses per step instead, and the
-body gives no gradient at all. The decay of server_lr (0.5 in the paper, at steps that it does not give) acts after every
-decay_every rounds. perturb, the weight perturbation of the paper's appendix, is noise on what is sent for averaging.
+body gives no gradient at all. The decay of server_lr (0.5 in the paper, at steps that it does not give) acts after
+every decay_every rounds. perturb, the weight perturbation of the paper's appendix, is noise on what is sent for
+averaging.
 """
 
 from typing import Literal

@@ -1,9 +1,9 @@
 """FESTA (Park et al. 2021): U-shaped split learning; the body learns at every step from the mean over the clients.
 
 Departs from the paper: its head is a DenseNet; here it is the ViT's patch embedding (cut=A), as in FedV's comparison.
-The body starts from the pre-trained weights if there are any; in FedV's comparison it starts from scratch. A pre-trained
-head is not trained by default, as in FedV. Clients with more batches continue when others are done. perturb is noise on
-what is sent for averaging; the paper's own is not given.
+The body starts from the pre-trained weights if there are any; in FedV's comparison it starts from scratch. A pre-
+trained head is not trained by default, as in FedV. Clients with more batches continue when others are done. perturb is
+noise on what is sent for averaging; the paper's own is not given.
 """
 
 from typing import Literal
