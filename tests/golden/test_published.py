@@ -11,6 +11,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 FEDPERFIX_2 = "apfl fedavg fedbabu fedbn fedper fedperfix local per_fedavg vanilla_attention"
 PFEDEDIT_1 = "fedavg fedper fedbn fedrep distrans moon apfl pfededit"
+PFEDEDIT_8 = "cd2_pfed partialfed pfededit"
 PFEDEDIT_6 = "fedfa fedfed fedala fed_lamb fedrolex heterofl pfededit"
 FEDV_2 = "fedavg fed_rod ditto festa fedv fedvz"
 ROWS = {  # column: its rows, and what the paper reports of each
@@ -35,6 +36,10 @@ ROWS = {  # column: its rows, and what the paper reports of each
     "pfededit/table6/cifar10": (PFEDEDIT_6, ".887 .923 .936 .917 .792 .735 .938"),
     "pfededit/table6/cifar100": (PFEDEDIT_6, ".673 .696 .840 .822 .674 .620 .868"),
     "pfededit/table6/lyme": (PFEDEDIT_6, ".938 .943 .932 .938 .872 .831 .970"),
+    "pfededit/table8/cifar10": (PFEDEDIT_8, ".915 .903 .938"),
+    "pfededit/table8/cifar100": (PFEDEDIT_8, ".833 .825 .868"),
+    "pfededit/table8/lyme": (PFEDEDIT_8, ".903 .926 .970"),
+    "pfededit/table8/lyme_skin": (PFEDEDIT_8, ".897 .908 .921"),
     "fedv/table2/cifar10_dir0.1": (FEDV_2, "86.17 91.15 82.22 75.16 96.28 96.93"),
     "fedv/table2/cifar100_path10": (FEDV_2, "68.10 75.59 62.77 71.08 93.10 94.02"),
     "fedv/table5/tiny_imagenet_path5": (FEDV_2, "60.97 56.42 49.84 66.79 96.77 96.83"),
@@ -62,6 +67,7 @@ SPLIT = {
     "method.client_head_lr": 2e-4, "method.init": "random",
 }  # fmt: skip
 VIT_B = {"model.name": "vit_base_patch16_224.augreg_in1k", "model.image_size": 224, "train.lr": 1e-3}
+COUNTED = {"method.k": None, "method.ratio": 0.07, "method.layers": "paper"}  # 4 of 54 layers, or 8 of 111
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedperfix/table2/cifar100/fedper": FEDPERFIX,
     "fedperfix/table2/cifar100/per_fedavg": FEDPERFIX | {"train.lr": 0.001},
@@ -76,11 +82,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pfededit/table1/cifar10_dh80/fedrep": PFEDEDIT,
     "pfededit/table1/cifar10_dh80/distrans": PFEDEDIT | {"method.offset_lr": 1e-3},
     "pfededit/table1/cifar100_dh40/pfededit": PFEDEDIT
-    | {"data.name": "cifar100", "partition.level": 40, "model.image_size": 224, "method.k": 4},
-    "pfededit/table1/lyme_dh50/pfededit": PFEDEDIT
-    | VIT_B
-    | {"data.name": "lyme", "partition.level": 50, "method.k": 8},
+    | {"data.name": "cifar100", "partition.level": 40, "model.image_size": 224, **COUNTED},
+    "pfededit/table1/lyme_dh50/pfededit": PFEDEDIT | VIT_B | {"data.name": "lyme", "partition.level": 50, **COUNTED},
     "pfededit/table6/cifar10/fedala": PFEDEDIT,
+    "pfededit/table8/cifar100/partialfed": PFEDEDIT | {"data.name": "cifar100", "model.image_size": 224},
+    "pfededit/table8/lyme_skin/pfededit": PFEDEDIT
+    | VIT_B
+    | COUNTED
+    | {"data.name": "lyme_skin", "data.layout": "domain", "partition.name": "domain", "partition.level": None},
     "fedv/table2/cifar10_dir0.1/fedavg": FEDV | BASELINE | {"run.before_after": True},
     "fedv/table2/cifar10_dir0.1/fed_rod": FEDV | BASELINE | {"method.hyper": True},
     "fedv/table2/cifar10_dir0.1/fedv": FEDV | SPLIT | {"method.fedround": 20},

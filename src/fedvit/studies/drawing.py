@@ -9,6 +9,7 @@ from fedvit.core.files import read_json
 from fedvit.report.plots import FIGURES
 from fedvit.report.statistics import Row
 from fedvit.runs.folder import Run
+from fedvit.studies.by_round import seconds_per_round
 from fedvit.studies.definitions import STUDIES
 from fedvit.studies.definitions.study import Study
 
@@ -95,10 +96,20 @@ def draw_study(
             figures.draw_targets(content, runs, path, title)
         case "choose":
             figures.draw_chosen(content, study, path, title)
+        case "time":
+            figures.draw_columns(content, study, path, title, measured_seconds(content, folder))
         case _ if len({row["column"] for row in rows}) > 1:
             figures.draw_columns(content, study, path, title)
         case _:
             plots.draw_comparison({row["row"]: runs[row["runs"]] for row in rows}, path, title, study.view)
+
+
+def measured_seconds(content: Content, folder: Path) -> dict[str, float]:
+    """Measure the seconds per round of every row of a study, by its runs."""
+    named = {
+        row["runs"]: [Run(folder / row["runs"] / f"seed{seed}") for seed in content["seeds"]] for row in content["rows"]
+    }
+    return {name: seconds_per_round(runs) for name, runs in named.items()}
 
 
 def _pictures(rows: Sequence[Mapping[str, Any]], runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:

@@ -42,20 +42,23 @@ def _names(content: Content, key: str) -> list[str]:
     return list(dict.fromkeys(row[key] for row in content["rows"]))
 
 
-def draw_columns(content: Content, study: Study, path: Path, title: str) -> None:
-    """Draw the accuracy of every row in every column; error bars are the deviation over seeds."""
+def draw_columns(
+    content: Content, study: Study, path: Path, title: str, seconds: Mapping[str, float] | None = None
+) -> None:
+    """Draw the accuracy, or the seconds, of every row in every column; error bars are the deviation over seeds."""
     columns, rows = _names(content, "column"), _names(content, "row")
     figure, axes = plt.subplots(figsize=(min(3.5 + 1.1 * len(columns), 16), 4.2))
     for number, name in enumerate(rows):
         mine = [row for row in content["rows"] if row["row"] == name]
         x = [columns.index(row["column"]) + (number - (len(rows) - 1) / 2) * 0.3 / len(rows) for row in mine]
-        y = [row["figures"]["accuracy"] for row in mine]
-        error = [row["figures"]["seed_std"] or 0.0 for row in mine]
+        y = [row["figures"]["accuracy"] if seconds is None else seconds[row["runs"]] for row in mine]
+        error = [row["figures"]["seed_std"] or 0.0 if seconds is None else 0.0 for row in mine]
         axes.errorbar(x, y, yerr=error if any(error) else None, label=name, linewidth=1.4, capsize=2, **_style(number))
     axes.set_xticks(range(len(columns)), columns, rotation=30 if max(map(len, columns)) > 10 else 0,
                     ha="right" if max(map(len, columns)) > 10 else "center")  # fmt: skip
     axes.set_xlabel(study.columns)
-    axes.set_ylabel(f"{content['rows'][0]['figures']['view']} accuracy, %, last round")
+    view = content["rows"][0]["figures"]["view"]
+    axes.set_ylabel(f"{view} accuracy, %, last round" if seconds is None else "seconds per round")
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
     _plain(axes)
     _finish(figure, path, title)

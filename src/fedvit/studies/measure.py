@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fedvit.models.build import input_size
 from fedvit.report.statistics import Unit, by_unit, count_hurt
 from fedvit.runs.folder import Run
 from fedvit.runs.write import nbytes_of_run
+from fedvit.studies.by_round import best_micro
 from fedvit.studies.cells import Cell, local_of
 from fedvit.studies.published.common import SIZES
 from fedvit.studies.published.fedperfix import BATCHES_PER_STEP, COUNTED_CLASSES
@@ -29,16 +30,19 @@ MEBI = 2**20  # the papers' million
 # After the runs.
 
 
-def figures(cell: Cell, rows: Sequence[Row], folder: Path, view: str) -> dict[str, Any]:
+def figures(
+    cell: Cell, rows: Sequence[Row], folder: Path, view: str, by: Literal["mean", "micro"] = "mean"
+) -> dict[str, Any]:
     """Average the results of a cell's runs, over clients and then over seeds; `rows` are those of the study.
 
     A run that is shared with another study may know its gains over Local when this study has no Local to measure them
-    against: such gains are left out, so that a study's figures do not depend on what ran before.
+    against: such gains are left out, so that a study's figures do not depend on what ran before. `by` reaches targets.
     """
     seeds = list(cell.row.experiments)
     if not all(run_of(folder, cell.row, seed).finished for seed in seeds):
         return {"diverged": True, "view": view, "lr": cell.row.first.train.lr, "accuracy": None, "val": None}
-    summaries = [run_of(folder, cell.row, seed).summary for seed in seeds]
+    runs = [run_of(folder, cell.row, seed) for seed in seeds]
+    summaries = [run.summary for run in runs]
     first = summaries[0]
     shown = view if all(view in summary["views"] for summary in summaries) else "personal"
     views = [summary["views"][shown] for summary in summaries]
@@ -54,6 +58,7 @@ def figures(cell: Cell, rows: Sequence[Row], folder: Path, view: str) -> dict[st
         "micro": mean_of(v["micro"] for v in views),
         "by_seed": [v["mean"] for v in views],
         "best_round": mean_of(v["best_round"] for v in views),
+        **best_micro(runs, shown),
         "val": None if None in held_out else mean_of(held_out),
         "gain_over_local": mean_of(gains.values()) if gains else None,
         "hurt": count_hurt(gains) if gains else None,
@@ -63,7 +68,7 @@ def figures(cell: Cell, rows: Sequence[Row], folder: Path, view: str) -> dict[st
         "nbytes": first["nbytes"],
         "nbytes_run": first["nbytes_run"],
         "macs_per_example": first["macs_per_example"],
-        "to_target": [_to_target([run_of(folder, cell.row, s) for s in seeds], shown, t) for t in cell.case.targets],
+        "to_target": [_to_target(runs, shown, t, by) for t in cell.case.targets],
     }
 
 
@@ -73,9 +78,9 @@ def _unit_gains(cell: Cell, folder: Path, partition: str) -> dict[Unit, float]:
     return by_unit({seed: {row["client"]: row["gain"] for row in run.clients} for seed, run in runs.items()}, partition)
 
 
-def _to_target(runs: Sequence[Run], view: str, target: float) -> dict[str, Any]:
+def _to_target(runs: Sequence[Run], view: str, target: float, by: str) -> dict[str, Any]:
     """Measure the rounds and bytes that it takes to reach an accuracy; None unless every seed reaches it."""
-    found = [_reached(run.rounds, view, target) for run in runs]
+    found = [_reached(run.rounds, view, target, by) for run in runs]
     rounds = [None if rows is None else rows[-1]["round"] for rows in found]
     sent = [None if rows is None else nbytes_of_run(rows) for rows in found]
     both = [None if s is None else s["down"] + s["up"] for s in sent]
@@ -88,10 +93,10 @@ def _to_target(runs: Sequence[Run], view: str, target: float) -> dict[str, Any]:
     }
 
 
-def _reached(rows: Sequence[dict[str, Any]], view: str, target: float) -> Sequence[dict[str, Any]] | None:
+def _reached(rows: Sequence[dict[str, Any]], view: str, target: float, by: str) -> Sequence[dict[str, Any]] | None:
     """Return the rounds up to the first one that reaches the target."""
     for number, row in enumerate(rows):
-        if row["views"] and row["views"][view]["mean"] >= target:
+        if row["views"] and row["views"][view][by] >= target:
             return rows[: number + 1]
     return None
 

@@ -37,7 +37,7 @@ from fedvit.studies.cells import (
 )
 from fedvit.studies.definitions import STUDIES, paper_of, plain_name
 from fedvit.studies.definitions.study import Study
-from fedvit.studies.drawing import draw_study
+from fedvit.studies.drawing import draw_study, measured_seconds
 from fedvit.studies.rows import run_of, run_rows, starter
 
 log = logging.getLogger(__name__)
@@ -137,14 +137,15 @@ def carry_out(plan: Prepared, workers: int | None, console: Console, *, quiet: b
     else:
         _run_all(plan, workers, console, quiet=quiet)
         rows = unique_rows(plan.cells)
-        found = [measure.figures(cell, rows, plan.home, plan.study.view) for cell in plan.cells]
+        found = [measure.figures(cell, rows, plan.home, plan.study.view, plan.study.target_by) for cell in plan.cells]
     pictures = _see(plan) if plan.study.kind == "features" else {}
     if pictures:
         seen = (pictures[cell.name].silhouette for cell in plan.cells)
         found = [{**figure, "silhouette": silhouette} for figure, silhouette in zip(found, seen, strict=True)]
     content = _save(plan, found)
     draw_study(content, plan.study, folder, folder / "study.png", pictures)
-    yield from tables.study_tables(content, plan.study, plan.title)
+    seconds = measured_seconds(content, folder) if plan.study.kind == "time" else None
+    yield from tables.study_tables(content, plan.study, plan.title, seconds)
     for column, pick in content.get("chosen", {}).items():
         edge = f"; it is the {pick['at_edge']} value tried" if pick["at_edge"] else ""
         picked = f"{pick['row']}, chosen on val ({pick['val']:.1f} %)"
@@ -226,7 +227,8 @@ def _save(plan: Prepared, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "the mean over clients of the accuracy on held-out validation images, after the last round"
         )
     if study.kind == "target":
-        content["targets"] = "fixed before the study, in the study or by --target; measured on test images by round"
+        of = "mean over clients" if study.target_by == "mean" else "share of all images"
+        content["targets"] = f"fixed before the study, in the study or by --target; {of} on test images by round"
     if study.overall:
         content["overall"] = measure.overall(cells, found)
     folder.mkdir(parents=True, exist_ok=True)

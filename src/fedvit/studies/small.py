@@ -124,6 +124,17 @@ def federation_of(clients: int, cohort: int) -> Tables:
     return {"partition": {"clients": clients}, "train": {"cohort": cohort}}
 
 
+EIGHT_OWNERS = stack_tables(
+    [IMAGENET, {"train": {"cohort": 8, "rounds": 6, "epochs": 1, "weighting": "equal"}, "run": {"eval_every": 1}}]
+)
+BY_CLASSES: Tables = {"partition": {"name": "dh", "clients": 10, "level": 80.0}, "train": {"cohort": 10}}
+BY_DOMAIN: Tables = {"partition": {"name": "domain", "clients": 8, "alpha": 100.0}}
+TIMED: Tables = {
+    "data": {"name": "digits", "samples": 200},
+    "partition": {"name": "iid", "clients": 2},
+    "train": {"cohort": 2, "rounds": 3, "epochs": 1, "batch": 10, "optimizer": "sgd", "lr": 0.001},
+    "run": {"eval_every": 0},
+}
 TABLE3_ROWS = methods("local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu", "fedper")
 TABLE4_ROWS = methods("local", "fedavg", "apfl", "fedper", "fedperfix")
 ON_TINY = tunes(TINY_RATES)
@@ -134,7 +145,7 @@ SPLIT_PANELS: dict[str, dict[str, Tables]] = {
 }
 EDIT_PANELS: dict[str, dict[str, Tables]] = {
     "layers k": {f"{k}": edits(k=k) if k else method("fedavg") for k in (0, 1, 2, 3, 5, 8)},
-    "probe p": {f"{p:g}": edits(probe=p) for p in (0.05, 0.1, 0.2, 0.3)},
+    "probe p": {f"{p:g}": edits(probe=p, held_out=0.3) for p in (0.05, 0.1, 0.2, 0.3)},  # as many to train on
     "metric": {name: edits(metric=name) for name in ("accuracy", "loss", "te", "prediction_list")},
     "choice": {"fixed": edits(flexible=False), "flexible": edits(flexible=True)},
 }

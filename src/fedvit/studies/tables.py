@@ -65,17 +65,57 @@ def paper_table(parts: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
-def study_tables(content: Content, study: Study, title: str) -> list[Table]:
-    """Make the tables of a finished study."""
+def study_tables(content: Content, study: Study, title: str, seconds: Mapping[str, float] | None = None) -> list[Table]:
+    """Make the tables of a finished study; `seconds` are those of a round, by the runs of a row."""
+    best = [_best_rows(content, title)] if study.best else []
     match study.kind:
+        case "time":
+            return [_time_rows(content, study, title, seconds or {})]
         case "cost":
             return [_cost_rows(content, study, title)]
         case "target":
-            return [_target_rows(content, title)]
+            return [_target_rows(content, title), *best]
         case "choose":
-            return [_chosen_rows(content, study, title)]
+            return [_chosen_rows(content, study, title), *best]
     columns = list(dict.fromkeys(row["column"] for row in content["rows"]))
-    return [_matrix(content, study, columns, title) if len(columns) > 1 else _plain_rows(content, title)]
+    return [_matrix(content, study, columns, title) if len(columns) > 1 else _plain_rows(content, title), *best]
+
+
+def _best_rows(content: Content, title: str) -> Table:
+    """Show the last and the best round beside what the paper reports, which is its best round over all images."""
+    table = plain_table(f"{title}\nbest round, chosen on test images as in the paper")
+    for name in ("column", "row"):
+        table.add_column(name, overflow="fold")
+    for name in ("last round,\nmicro %", "best round,\nmicro %", "within 0.5\nfrom round", "published"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in content["rows"]:
+        f = row["figures"]
+        known = ("diverged", "-", "-") if f.get("diverged") else _of_best(f)
+        table.add_row(escape(row["column"]), escape(row["row"]), *known, row["published"] or "-")
+    table.caption = "micro: over the images of all clients"
+    table.caption_justify = "left"
+    return table
+
+
+def _of_best(figure: Mapping[str, Any]) -> tuple[str, str, str]:
+    return f"{figure['micro']:.1f}", f"{figure['best_micro']:.1f}", f"{figure['converged']:.3g}"
+
+
+def _time_rows(content: Content, study: Study, title: str, seconds: Mapping[str, float]) -> Table:
+    """Show the seconds of a round, rows by columns, above the published ones."""
+    table = plain_table(f"{title}\nseconds per round, columns: {study.columns}")
+    table.add_column("row", overflow="fold", min_width=10)
+    columns = list(dict.fromkeys(row["column"] for row in content["rows"]))
+    for column in columns:
+        table.add_column(escape(column), justify="right", overflow="fold")
+    for name in dict.fromkeys(row["row"] for row in content["rows"]):
+        mine = {row["column"]: row for row in content["rows"] if row["row"] == name}
+        cells = [f"{seconds[mine[column]['runs']]:.3g}" for column in columns]
+        told = [mine[column]["published"] for column in columns]
+        table.add_row(escape(name), *(f"{c}\n[dim]{p}[/]" if p else c for c, p in zip(cells, told, strict=True)))
+    table.caption = "training and averaging in a round after the first, on this machine"
+    table.caption_justify = "left"
+    return table
 
 
 def _accuracy(figure: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from fedvit.cli.main import app
 from fedvit.config.load import load_experiment
 from fedvit.config.resolve import to_tables
+from fedvit.engine.worker import load_data
 from fedvit.models.build import ModelSettings, build
 from fedvit.models.groups import NORMS
 from fedvit.runs.folder import Run
@@ -28,10 +29,12 @@ from fedvit.runs.write import nbytes_of_run
 from fedvit.studies import run as studying
 from fedvit.studies.cells import choose_grid, default_seeds
 from fedvit.studies.definitions import PAPERS, STUDIES, paper_of, plain_name, size_in_words
+from fedvit.studies.drawing import measured_seconds
 from fedvit.studies.features import picture
 from fedvit.studies.measure import estimates
 from fedvit.studies.published import fedpeft, fedperfix
 from fedvit.studies.published.common import method, rows_of, settings_of
+from fedvit.studies.tables import study_tables
 from tests.conftest import finish, tiny
 from tests.contract.test_killed import started
 
@@ -55,6 +58,10 @@ FLAGS: dict[str, dict[str, Any]] = {  # what a study varies may not be set
     "lr": FEW,
     "dh": {**TEN, "cohort": 2},
     "edit": {**TEN, "rounds": 2},
+    **{f"pfededit-table{number}": {**TEN, "rounds": 2} for number in (3, 4, 5, 7)},
+    "pfededit-table6": {**TEN, "cohort": 2},
+    "pfededit-table8": {**TEN, "rounds": 3},
+    "pfededit-table9": {"rounds": 2, "samples": 60},
     "choice": {**TEN, "rounds": 2},
     "split": {**TINY, "epochs": None},
     "pits": FEW,
@@ -89,6 +96,9 @@ def carried_out(plan: studying.Prepared, folder: Path) -> dict[str, Any]:
 def narrowed(plan: studying.Prepared) -> studying.Prepared:
     """The first and the last column of a wide grid; all columns where each has rows of its own."""
     columns = list(dict.fromkeys(cell.case.column for cell in plan.cells))
+    if plan.study.kind == "time":
+        columns = columns[:2]  # the others are large networks
+        return replace(plan, cells=[cell for cell in plan.cells if cell.case.column in columns])
     if plan.study.kind == "choose" or len(columns) < 3:
         return plan
     return replace(plan, cells=[cell for cell in plan.cells if cell.case.column in (columns[0], columns[-1])])
@@ -154,8 +164,9 @@ def check_targets(folder: Path, content: Content) -> None:
     assert "fixed before" in content["targets"]
     for row in content["rows"]:
         lines, view = run_of(folder, row).rounds, row["figures"]["view"]
+        by = "micro" if content["study"] == "convergence" else "mean"  # PFedEdit's targets are of all images
         for found in row["figures"]["to_target"]:
-            reached = [line["round"] for line in lines if line["views"][view]["mean"] >= found["target"]]
+            reached = [line["round"] for line in lines if line["views"][view][by] >= found["target"]]
             assert found["rounds"] == (reached[0] if reached else None)
             if reached:
                 sent = nbytes_of_run(lines[: reached[0]])
@@ -239,18 +250,69 @@ def check_edit(folder: Path, content: Content) -> None:
         edited = {len(layers) for layers in last.values()}
         assert k in edited <= {0, k}  # none by clients that train for the first time
     shared = {row["runs"] for row in content["rows"]}
-    assert len(shared) == len(content["rows"]) - 3  # the default stands in all four columns and is run once
+    assert len(shared) == len(content["rows"]) - 2  # the default stands in three columns and is run once
+
+
+def check_parameter(folder: Path, content: Content) -> None:
+    """A study of one parameter asks what the study of all four asks, so both find the same runs."""
+    check_best(folder, content)
+    whole = {(cell.case.column, cell.case.row): cell.row.first for cell in prepared("edit").cells}
+    for cell in prepared(content["study"]).cells:
+        assert whole[cell.case.column, cell.case.row] == cell.row.first
+
+
+def check_probe(folder: Path, content: Content) -> None:
+    """The images to try layers on vary, and those to train on do not."""
+    check_parameter(folder, content)
+    trained = {tuple(client["train_samples"] for client in run_of(folder, row).clients) for row in content["rows"]}
+    assert len(trained) == 1
+    parts = [load_data(run_of(folder, row).experiment)[1].clients["0"] for row in content["rows"]]
+    assert len({len(part.probe) for part in parts}) == len(parts) == 4
+    assert len({tuple(part.train) for part in parts}) == 1
+
+
+def check_best(folder: Path, content: Content) -> None:
+    """The best round over all images stands beside the last one, which stays the headline."""
+    for row in content["rows"]:
+        curve = [line["views"]["personal"]["micro"] for line in run_of(folder, row).rounds]
+        figure = row["figures"]
+        assert figure["best_micro"] == max(curve)
+        assert figure["micro"] == curve[-1]
+        assert curve[int(figure["converged"]) - 1] >= max(curve) - 0.5
+        assert all(micro < max(curve) - 0.5 for micro in curve[: int(figure["converged"]) - 1])
+    shown = shown_tables(folder, content)
+    assert "best round" in shown
+    assert f"{content['rows'][0]['figures']['best_micro']:.1f}" in shown
+
+
+def shown_tables(folder: Path, content: Content) -> str:
+    """What the terminal shows of a study that has run."""
+    study, written = STUDIES[content["table"]], io.StringIO()
+    seconds = measured_seconds(content, folder) if study.kind == "time" else None
+    for table in study_tables(content, study, "title", seconds):
+        Console(width=160, file=written).print(table)
+    return written.getvalue()
+
+
+def check_seconds(folder: Path, content: Content) -> None:
+    """Seconds are those of training and averaging after the first round, and study.json has none."""
+    for name, found in measured_seconds(content, folder).items():
+        timings = Run(folder / name / "seed0").timings
+        assert found == pytest.approx(timings[1]["seconds"]["train"] + timings[1]["seconds"]["aggregate"])
+        assert f"{found:.3g}" in shown_tables(folder, content)
+    assert "seconds" not in json.dumps([row["figures"] for row in content["rows"]])
 
 
 def check_choice(folder: Path, content: Content) -> None:
-    """Among norms only norms are edited."""
+    """Among norms only norms are edited, and a choice at random stays."""
     model = build(ModelSettings(patch_size=4), 10, (), 0)
     kinds = {name: isinstance(module, NORMS) for name, module in model.named_modules()}
     norms = run_of(folder, cell(content, "norms", "k=9")).summary["layers"]
     assert len(norms) == 9
     assert all(kinds[layer] for layer in norms)
-    ranked = run_of(folder, cell(content, "ranked", "k=9")).summary["layers"]
-    assert set(norms) < set(ranked)
+    for name in ("random", "norms"):
+        run = run_of(folder, cell(content, name, "k=1"))
+        assert len({tuple(layers) for line in run.rounds for layers in line["choice"].values() if layers}) == 1
 
 
 def check_split(folder: Path, content: Content) -> None:
@@ -294,6 +356,11 @@ CHECKS: dict[str, Callable[[Path, Content], None]] = {
     "lr": check_lr,
     "dh": check_dh,
     "edit": check_edit,
+    **{f"pfededit-table{number}": check_parameter for number in (3, 5, 7)},
+    "pfededit-table4": check_probe,
+    "pfededit-table6": check_best,
+    "pfededit-table8": check_best,
+    "pfededit-table9": check_seconds,
     "choice": check_choice,
     "split": check_split,
     "pits": check_pits,
@@ -493,6 +560,8 @@ def test_paper_rows_resolve_and_differ(name: str) -> None:
         ("sizes", "fedperfix/table5"),
         ("designs", "fedperfix/table6"),
         ("dh", "pfededit/table1"),
+        ("pfededit-table6", "pfededit/table6"),
+        ("pfededit-table8", "pfededit/table8"),
         ("pits", "fedv/table3"),
     ],
 )
@@ -531,18 +600,33 @@ def test_fedpeft_settings_are_the_published_ones() -> None:
 
 
 def test_pfededit_settings_are_the_published_ones() -> None:
-    for name in ("convergence", "edit", "choice"):
+    for name in ("convergence", "edit", "choice", *(f"pfededit-table{n}" for n in (3, 4, 5, 7))):
         for _, e in resolved(name):
             assert (e.train.rounds, e.train.epochs, e.train.cohort, e.partition.clients) == (100, 1, 10, 10)
             assert e.partition.level == (50 if e.data.name == "lyme" else 80)
     edit = {(case.column, case.row): e.method for case, e in resolved("edit")}
-    assert [edit["layers, CIFAR-10", f"{share}%"].get("k") for share in (0, 1, 3, 5, 7, 9)] == [None, 1, 2, 3, 4, 5]
-    assert [edit["layers, Lyme", f"{share}%"]["k"] for share in (1, 3, 5, 7, 9)] == [2, 4, 6, 8, 10]
+    shares = (0, 1, 3, 5, 7, 9)
+    assert edit["layers, CIFAR-10", "0%"]["name"] == "fedavg"
+    for data in ("CIFAR-10", "CIFAR-100", "Lyme"):
+        assert [edit[f"layers, {data}", f"{n}%"]["ratio"] for n in shares[1:]] == [n / 100 for n in shares[1:]]
+    edited = [m for m in edit.values() if m["name"] == "pfededit"]
+    assert all(m["layers"] == "paper" and m["k"] is None for m in edited), "k is a share of the layers that it counts"
     assert edit["probe, CIFAR-10", "0.025"]["probe"] == 0.025
+    assert {m["held_out"] or m["probe"] for m in edited} == {0.1}, "500 of 5,000 images are never trained on"
     assert ("probe, CIFAR-100", "0.01") not in edit
     assert edit["choice, CIFAR-100", "fixed"]["flexible"] is False
     assert {e.method["k"] for _, e in resolved("choice")} == {1, 3, 5, 7, 10, 13, 17}
+    chosen = {(case.row, e.method["layers"], e.method["flexible"]) for case, e in resolved("choice")}
+    assert chosen == {("random", "paper", False), ("norms", "main_norms", False), ("ranked", "paper", True)}
     assert resolved("convergence")[0][0].targets == (60, 70, 75, 80, 85, 90)
+    assert STUDIES["convergence"].target_by == "micro"
+    skin = [e for case, e in resolved("pfededit-table8") if case.column == "Lyme, light and dark skin"]
+    assert {(e.partition.name, e.partition.clients, e.data.layout) for e in skin} == {("domain", 10, "domain")}
+    networks = {(case.column, e.model.name, e.model.image_size) for case, e in resolved("pfededit-table9")}
+    assert networks == {
+        ("MLP", "mlp", 32), ("ResNet18", "resnet18", 64), ("ResNet50", "resnet50", 64),
+        ("DenseNet121", "densenet121", 64),
+    }  # fmt: skip
 
 
 def test_sensitivity_and_split_settings_are_the_published_ones() -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from fedvit.studies.cases import Case
 
-Kind = Literal["accuracy", "choose", "target", "cost", "features"]
+Kind = Literal["accuracy", "choose", "target", "cost", "features", "time"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Study:
     pre-trained on ImageNet; it replaces `digits` if the data folder has both. `paper` is the published grid.
 
     The kind `choose` marks the best row of every column on validation images, `target` measures what it costs to reach
-    given accuracies, `cost` trains nothing, and `features` draws what the models see.
+    given accuracies, `cost` trains nothing, `time` measures seconds, and `features` draws what the models see.
     """
 
     asks: str
@@ -33,4 +33,6 @@ class Study:
     paper_seeds: tuple[int, ...] = ()  # of the published grid; if empty, the one in its settings
     overall: bool = False  # also report the mean over the columns
     note: str = ""  # the caption of a table of costs
+    best: bool = False  # also show the best round, which the paper reports
+    target_by: Literal["mean", "micro"] = "mean"  # what reaches a target: the mean over clients, or over images
     aka: tuple[str, ...] = ()  # the study's other names

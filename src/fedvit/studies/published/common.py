@@ -12,6 +12,7 @@ from fedvit.config.tables import TABLES, Tables, stack_tables
 
 SIZES = {  # the images, classes and official test images of datasets that may not be on this machine
     "organamnist": (58_850, 11, 17_778), "office_home": (15_500, 65, 0), "lyme": (3_027, 4, 0),
+    "lyme_skin": (3_027, 4, 0),
     "tiny-imagenet-200": (110_000, 200, 10_000),
 }  # fmt: skip
 
