@@ -179,7 +179,11 @@ def stored(attempt: str | None = None, save: Path = Path("results/small/advice.j
     """Read the table of a try, or of what judges the present rules, from the file of all tries."""
     tries = json.loads(save.read_text())["tries"]
     wanted = {attempt: tuple(HELD_OUT[attempt])} if attempt else PRESENT
-    return lines({name: tries[number][name] for number, names in wanted.items() for name in names})
+    done = {number: tries.get(number, {}) for number in wanted}
+    there = {name: done[number][name] for number, names in wanted.items() for name in names if name in done[number]}
+    if not there:
+        raise SystemExit(f"{save} has no results of the try {', '.join(wanted)}: run it without --stored")
+    return lines(there)
 
 
 def results(
