@@ -104,7 +104,7 @@ def _read_one(file: Path, root: Path, own: str, rows: list[Row], notes: list[Not
     """Append the rows of one file, and what is wrong with it; return its optional columns."""
     try:
         with file.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.reader(stream)
+            reader = csv.reader(stream, skipinitialspace=True)
             header = [name.strip() for name in next(reader, [])]
             _check_header(file, header)
             has = frozenset(OPTIONAL).intersection(header)
