@@ -87,6 +87,18 @@ def test_the_seed_decides(rule: str) -> None:
     assert made(dataset, rule, 1).to_json()["hash"] != made(dataset, rule, 2).to_json()["hash"]
 
 
+def test_a_probe_smaller_than_what_is_held_out_is_part_of_it() -> None:
+    dataset, settings = cohort(4), PartitionSettings(name="site", clients=4)
+    wide, narrow = (
+        partition_dataset(dataset, settings, DataSettings(), batch=4, seed=0, probe=probe, held_out=0.4)
+        for probe in (0.4, 0.1)
+    )
+    for name, own in narrow.clients.items():
+        assert np.array_equal(own.train, wide.clients[name].train)
+        assert set(own.probe) < set(wide.clients[name].probe)
+        assert abs(len(own.probe) / (len(own.train) + len(wide.clients[name].probe)) - 0.1) < 0.03
+
+
 def test_samples_keep_patients_whole() -> None:
     dataset = cohort(5)
     assert dataset.patients is not None

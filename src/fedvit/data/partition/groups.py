@@ -98,9 +98,14 @@ def _add_missing_classes(
     return short
 
 
-def hold_out_patients(whole: Partition, counts: Counts, part: str, share: float, seed: int) -> Partition:
-    """Move patients with this share of every client's training images to another part, val or probe."""
-    clients = {}
+def hold_out_patients(
+    whole: Partition, counts: Counts, part: str, share: float, seed: int, *, held_out: float | None = None
+) -> Partition:
+    """Move patients with this share of every client's training images to another part, val or probe.
+
+    If more is held out than the part uses, the rest is not used at all.
+    """
+    out, clients = share if held_out is None else held_out, {}
     for name, own in whole.clients.items():
         if len(own.train) < 2:
             setting = {"val": "data.val", "probe": "method.probe"}[part]
@@ -108,8 +113,12 @@ def hold_out_patients(whole: Partition, counts: Counts, part: str, share: float,
                 f"{setting}={share:g} leaves client {name}, which has one patient to train on, nothing to train on: "
                 "leave the setting out, or the client"
             )
-        held = hold_out(counts[own.train], share, randomness.numpy_generator(seed, part, name), every_class=False)
-        clients[name] = replace(own, **{part: own.train[held], "train": own.train[~held]})
+        generator = randomness.numpy_generator(seed, part, name)
+        held = hold_out(counts[own.train], out, generator, every_class=False)
+        used = own.train[held]
+        if share < out and len(used) > 1:
+            used = used[hold_out(counts[used], share / out, generator, every_class=False)]
+        clients[name] = replace(own, **{part: used, "train": own.train[~held]})
     return replace(whole, clients=clients)
 
 
