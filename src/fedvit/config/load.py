@@ -28,14 +28,18 @@ FLAGS = {  # flag -> table.key
 
 
 def read_tables(path: Path) -> Tables:
-    """Read the tables of an experiment file; `[versions]`, which run.toml has, is only informative."""
+    """Read the tables of an experiment file; `[versions]`, which only run.toml has, is informative.
+
+    A run.toml holds every setting, so one without train.clip_grad is of a run before there was clipping.
+    """
     if not path.is_file():
         raise UserError(f"no experiment file at {path}")
     try:
         tables = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise UserError(f"{path} is not valid TOML: {problem}") from problem
-    tables.pop("versions", None)
+    if tables.pop("versions", None) is not None and isinstance(tables.get("train"), dict):
+        tables["train"].setdefault("clip_grad", 0.0)
     for name, table in tables.items():
         if name not in TABLES:
             raise UserError(f"{path} has an unknown table [{name}]; {nearest(name, TABLES)}")
