@@ -37,6 +37,7 @@ class LocalSettings:
     precision: Literal["fp32", "bf16"] = "fp32"
     device: torch.device = CPU
     seed: int = 0
+    schedule: float = 1.0  # the factor that the schedule applies to every learning rate in this round; `lr` has it
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return a context with mixed precision for a forward pass; it has no effect in fp32."""
@@ -118,7 +119,7 @@ class Client:
         kept = self.memory.get("personal")
         return kept if isinstance(kept, dict) else {name: self.initial[name] for name in self.roles.personal}
 
-    def recall(self, key: str) -> Tree:
-        """Return a tree from the client's memory, or the initial weights if there is none of this name yet."""
+    def recall(self, key: str, otherwise: Tree | None = None) -> Tree:
+        """Return a tree from the client's memory, or `otherwise`, by default the initial weights, if there is none."""
         kept = self.memory.get(key)
-        return kept if isinstance(kept, dict) else self.initial
+        return kept if isinstance(kept, dict) else self.initial if otherwise is None else otherwise
