@@ -37,7 +37,7 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
     elif path is not None and path.is_dir():
         whole = _from_folder(path, settings, None if size is None else settings.size or size)
     elif path is not None:
-        whole = from_npz(path)
+        whole = from_npz(path, join_val=settings.join_val)
     else:
         raise UserError(unknown(settings))
     return whole
@@ -109,8 +109,11 @@ def digits_from_sklearn() -> tuple[np.ndarray, np.ndarray]:
     return found.data, found.target
 
 
-def from_npz(path: Path) -> Dataset:
-    """Load MedMNIST's npz layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
+def from_npz(path: Path, *, join_val: bool = True) -> Dataset:
+    """Load MedMNIST's npz layout: train_images, train_labels, test_*, and optionally class_names and val_*.
+
+    Validation images join the training images, or are left out.
+    """
     try:
         _check_claims(path)
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -125,7 +128,7 @@ def from_npz(path: Path) -> Dataset:
     missing = [key for key in needed if key not in arrays]
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'nothing'}")
-    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
+    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays and (join_val or part != "val")]
     images, labels, tests = [], [], []
     for part in parts:
         if f"{part}_labels" not in arrays:
@@ -160,7 +163,7 @@ def _check_claims(path: Path) -> None:
 
 def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset:
     """Load image folders of any layout, decoded once into the cache; without a size, no image is read."""
-    found = folders.scan(root, settings.layout, settings.class_list)
+    found = folders.scan(root, settings.layout, settings.class_list, join_val=settings.join_val)
     count = len(found.files)
     key = folders.fingerprint(found.files, root)
     if size is None:

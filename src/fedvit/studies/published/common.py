@@ -35,6 +35,7 @@ class Table:
     columns: Sequence[Column]
     published: str  # one line per row: our name of the method, then one value per column
     row: Callable[[str, Column], tuple[Tables, str]]
+    what: str = ""  # what a value is, if it is no accuracy
 
 
 def settings_of(*layers: Tables) -> Tables:
