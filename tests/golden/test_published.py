@@ -113,6 +113,7 @@ FEDV: dict[str, Any] = {
 BASELINE = {"model.name": "resnet50_gn", "train.lr": 0.1, "train.optimizer": "sgd", "train.momentum": 0.9}
 SPLIT = {
     "model.name": "deit_small_patch16_224", "model.pretrained": True, "train.lr": 2e-4, "train.optimizer": "adam",
+    "method.client_head_lr": 2e-4, "method.init": "random",
 }  # fmt: skip
 VIT_B = {"model.name": "vit_base_patch16_224.augreg_in1k", "model.image_size": 224, "train.lr": 1e-3}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -159,12 +160,21 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | VIT_B
     | {"data.name": "lyme", "partition.level": 50, "method.k": 8},
     "pfededit/table6/cifar10/fedala": PFEDEDIT,
-    "fedv/table2/cifar10_dir0.1/fedavg": FEDV | BASELINE,
-    "fedv/table2/cifar10_dir0.1/fed_rod": FEDV | BASELINE,
+    "fedv/table2/cifar10_dir0.1/fedavg": FEDV | BASELINE | {"run.before_after": True},
+    "fedv/table2/cifar10_dir0.1/fed_rod": FEDV | BASELINE | {"method.hyper": True},
     "fedv/table2/cifar10_dir0.1/fedv": FEDV | SPLIT | {"method.fedround": 20},
     "fedv/table2/cifar10_dir0.1/fedvz": FEDV
     | SPLIT
-    | {"method.fedround": 20, "method.server_lr": 1e-6, "method.epsilon": 1e-4},
+    | {"method.fedround": 20, "method.server_lr": 1e-6, "method.server_decay": 0.5, "method.epsilon": 1e-4},
+    "fedv/table5/tiny_imagenet_dir0.1/festa": FEDV
+    | SPLIT
+    | {
+        "data.name": "tiny-imagenet-200",
+        "train.rounds": 300,
+        "model.pretrained": False,
+        "method.fedround": 50,
+        "method.server_lr": 2e-4,
+    },
     "fedv/table2/cifar100_path5/fedv": FEDV
     | SPLIT
     | {"data.name": "cifar100", "partition.name": "pathological", "partition.alpha": None, "partition.classes": 5},

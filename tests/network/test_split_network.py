@@ -62,7 +62,8 @@ def assert_same_bits(here: Site, reference: Path) -> None:
     [
         ("fedv", {"fedround": 1}, True),
         ("fedvz", {"draws": 2, "fedround": 1, "receives": "sampled"}, False),
-        ("festa", {"fedround": 1}, False),
+        ("fedvz", {"black_box": True, "average": "head", "perturb": 0.1, "server_decay": 0.5, "decay_every": 1}, False),
+        ("festa", {"fedround": 1, "client_head_lr": 0, "receives": "all"}, False),
         ("splitfed_v1", {}, False),
         ("splitfed_v2", {"train.dropout": 0.2}, False),
         ("fesvibs", {"fedround": 1}, False),

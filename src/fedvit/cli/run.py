@@ -126,6 +126,7 @@ def compare(
         with Progress(err, total, quiet=flags["quiet"]) as progress:
             for done in comparing.compare(table, folder, starter(progress, folder), flags["workers"]):
                 progress.step(done)
+        asked_for, table = table, comparing.finished_rows(table, folder)
         entries = json.loads((folder / "compare.json").read_text())
         if save is not None:
             comparing.save_comparison(save, table, entries)
@@ -148,6 +149,7 @@ def compare(
                 highlight=False,
             )
             show_doubts([run for several in runs.values() for run in several], searched=by_search)
+        comparing.refuse_diverged(asked_for, folder)
 
 
 def _draw_choices(folder: Path) -> None:

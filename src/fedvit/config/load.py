@@ -5,6 +5,7 @@ Precedence: flag > --set > file > default. Unknown keys are errors that suggest 
 
 import tomllib
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedvit.config.tables import TABLES, Tables, stack_tables
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import Experiment, FromPython
 from fedvit.core.tree import fingerprint
+from fedvit.methods import METHODS
 
 FLAGS = {  # flag -> table.key
     "method": "method.name", "tune": "tune.name",
@@ -35,13 +37,25 @@ def read_tables(path: Path) -> Tables:
         tables = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise UserError(f"{path} is not valid TOML: {problem}") from problem
-    tables.pop("versions", None)
+    if tables.pop("versions", None) is not None:
+        tables = _as_it_was_meant(tables)
     for name, table in tables.items():
         if name not in TABLES:
             raise UserError(f"{path} has an unknown table [{name}]; {nearest(name, TABLES)}")
         if not isinstance(table, dict):
             raise UserError(f"{path}: {name} should be a table, [{name}], found {table!r}")
     return tables
+
+
+def _as_it_was_meant(tables: Tables) -> Tables:
+    """Give rates that an older run.toml left out the meaning that they had: the clients' rate, or a frozen head."""
+    table = tables.get("method", {})
+    name = str(table.get("name", ""))
+    if name not in METHODS or table.get("python") or "client_head_lr" not in signature(METHODS[name]).parameters:
+        return tables
+    lr = tables.get("train", {}).get("lr")
+    old = {"client_head_lr": 0.0 if table.get("black_box") else lr, "server_lr": lr}
+    return {**tables, "method": {**{key: value for key, value in old.items() if value is not None}, **table}}
 
 
 def load_experiment(

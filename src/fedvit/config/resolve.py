@@ -23,6 +23,7 @@ from fedvit.split.plan import SplitPlan
 
 LARGEST_DEFAULT_COHORT = 8
 MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND = 100
+TAIL_LR = 2.5e-2  # of sgd, for a final norm and a classifier behind a pre-trained body
 
 
 def keys_of_tables(method: str, tune: str) -> dict[str, list[str]]:
@@ -139,15 +140,17 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum is only for sgd and has no effect with {optimizer}: set train.optimizer=sgd")
+    lr = train.lr or _default_lr(experiment, optimizer)
     return experiment.model_copy(
         update={
+            "method": _with_split_rates(experiment, lr),
             "model": experiment.model.model_copy(update={"image_size": input_size(experiment.model)}),
             "partition": experiment.partition.model_copy(update={"name": partition, "clients": clients}),
             "train": train.model_copy(
                 update={
                     "cohort": cohort,
                     "optimizer": optimizer,
-                    "lr": train.lr or _default_lr(experiment, optimizer),
+                    "lr": lr,
                     "weighting": train.weighting or plan_of(experiment).weighting,
                 }
             ),
@@ -182,9 +185,28 @@ def _default_optimizer(experiment: Experiment) -> str:
 
 def _default_lr(experiment: Experiment, optimizer: str) -> float:
     """Return the tune's published learning rate, which is for SGD; Adam and AdamW use a fifth of it."""
-    scratch = experiment.tune["name"] == "full" and experiment.model.from_scratch
-    rate = SCRATCH_LR if scratch else make_tune(experiment.tune).lr
+    rate = TAIL_LR if _trains_the_tail(experiment) else _tunes_lr(experiment)
     return rate if optimizer == "sgd" else rate / 5
+
+
+def _tunes_lr(experiment: Experiment) -> float:
+    scratch = experiment.tune["name"] == "full" and experiment.model.from_scratch
+    return SCRATCH_LR if scratch else make_tune(experiment.tune).lr
+
+
+def _trains_the_tail(experiment: Experiment) -> bool:
+    """Return whether train.lr is by default the rate of a tail alone: a split plan's, with a pre-trained head."""
+    plan = plan_of(experiment)
+    return isinstance(plan, SplitPlan) and plan.tail_suffices and not experiment.model.from_scratch
+
+
+def _with_split_rates(experiment: Experiment, lr: float) -> dict[str, Any]:
+    """Fill in the rates of a split plan's head and body, where they are not given."""
+    table, plan = experiment.method, plan_of(experiment)
+    if not isinstance(plan, SplitPlan):
+        return table
+    head, body = (0.0, _tunes_lr(experiment) / 5) if _trains_the_tail(experiment) else (lr, lr)
+    return {key: {"client_head_lr": head, "server_lr": body}.get(key) if v is None else v for key, v in table.items()}
 
 
 def to_tables(experiment: Experiment) -> Tables:

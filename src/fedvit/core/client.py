@@ -33,6 +33,7 @@ class LocalSettings:
     precision: Literal["fp32", "bf16"] = "fp32"
     device: torch.device = CPU
     seed: int = 0
+    schedule: float = 1.0  # the factor that the schedule applies to every learning rate in this round; `lr` has it
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return a context with mixed precision for a forward pass; it has no effect in fp32."""

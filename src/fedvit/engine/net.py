@@ -231,8 +231,8 @@ def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
         )
     if experiment.train.compile:
         raise UserError(f"{experiment.label} is split learning, whose parts are not compiled: leave train.compile out")
-    if split.black_box and split.init == "random" and not experiment.model.from_scratch:
-        raise UserError("black_box=true leaves the head as it is, and init=random would leave it random: choose one")
+    if split.client_head_lr == 0 and split.init == "random" and not experiment.model.from_scratch:
+        raise UserError("client_head_lr=0 freezes the head, and init=random would leave it random: choose one")
 
 
 def _differ_in_roles_only(a: Method, b: Method) -> bool:
@@ -264,6 +264,7 @@ def local_settings(experiment: Experiment, round_: int, device: torch.device) ->
         precision=run.precision,
         device=device,
         seed=run.seed,
+        schedule=rate_factor(train, round_),
     )
 
 

@@ -21,7 +21,7 @@ from fedvit.core.tree import Tree
 from fedvit.engine.inprocess import InProcess
 from fedvit.engine.ledger import Ledger, per_client
 from fedvit.engine.loop import Round, is_evaluated, reached, reasons_for_row, sample_cohort, summarize
-from fedvit.engine.net import Net, local_settings, rate_factor
+from fedvit.engine.net import Net, local_settings
 from fedvit.models.cuts import Parts
 from fedvit.split.client import ClientSide, Requests
 from fedvit.split.messages import Message
@@ -192,9 +192,10 @@ def federate_split(
 def server_side(
     net: Net, parts: Parts, server: Server, experiment: Experiment, number: int, cohort: Sequence[str] = ()
 ) -> ServerSide:
-    device, train, split = next(net.module.parameters()).device, experiment.train, net.split
+    device, split = next(net.module.parameters()).device, net.split
     settings = local_settings(experiment, number, device)
-    lr = settings.lr if split.server_lr is None else split.server_lr * rate_factor(train, number)
+    lr = settings.lr if split.server_lr is None else split.server_lr * settings.schedule
+    lr *= split.server_decay ** ((number - 1) // split.decay_every)
     return ServerSide(
         split, parts, server.shared, dict(server.memory), number, settings.seed, lr, device,
         autocast=settings.autocast, cohort=cohort,

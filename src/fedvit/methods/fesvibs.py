@@ -9,16 +9,19 @@ the last block. No noise is added to the features.
 """
 
 from fedvit.core.settings import Count, NotNegative, Whole
-from fedvit.methods.fedv import Receives
+from fedvit.methods.fedv import Decay, Receives
 from fedvit.models.cuts import Cut
 from fedvit.models.plugins.specs import Pseudo
-from fedvit.split.plan import SplitPlan, Wire
+from fedvit.split.plan import Average, SplitPlan, Wire
 
 
 def plan(
     blocks: Count | None = None,
     server_lr: NotNegative | None = None,
+    server_decay: Decay = 1.0,
+    client_head_lr: NotNegative | None = None,
     fedround: Whole = 2,
+    average: Average = "both",
     receives: Receives = "all",
     wire: Wire = "fp32",
 ) -> SplitPlan:
@@ -28,8 +31,11 @@ def plan(
         cut=Cut("vibs", blocks or 0),
         body="copies",
         server_lr=server_lr,
+        server_decay=server_decay,
+        client_head_lr=client_head_lr,
         server_optimizer="adam",
         average_every=fedround,
+        average=average,
         receives=receives,
         wire=wire,
     )

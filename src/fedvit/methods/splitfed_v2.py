@@ -4,17 +4,25 @@ Departs from the paper: as V1. Clients take turns in random order; the server's 
 """
 
 from fedvit.core.settings import NotNegative
-from fedvit.methods.fedv import Block
+from fedvit.methods.fedv import Block, Decay
 from fedvit.models.cuts import Cut
 from fedvit.split.plan import SplitPlan, Wire
 
 
-def plan(block: Block = 1, server_lr: NotNegative | None = None, wire: Wire = "fp32") -> SplitPlan:
+def plan(
+    block: Block = 1,
+    server_lr: NotNegative | None = None,
+    server_decay: Decay = 1.0,
+    client_head_lr: NotNegative | None = None,
+    wire: Wire = "fp32",
+) -> SplitPlan:
     return SplitPlan(
         name="splitfed_v2",
         cut=Cut("after", block),
         body="turns",
         server_lr=server_lr,
+        server_decay=server_decay,
+        client_head_lr=client_head_lr,
         server_optimizer="adam",
         average_every=1,
         wire=wire,

@@ -46,7 +46,7 @@ def _against_local(rows: Sequence[Row], all_rows: Sequence[Row]) -> str:
         )
     below = [row for row in rows if (found := ends[row.label]) and found[1] < 0]
     if len(below) == len(rows):
-        which = "this method" if len(rows) == 1 else f"all {len(rows)} methods"
+        which = {1: "this method", 2: "either method"}.get(len(rows), f"any of these {len(rows)} methods")
         nearest = "it loses" if len(rows) == 1 else f"the best of them, {best.label}, loses"
         return f"Do not federate with {which}: {nearest} against training alone, {_gain_words(best)}."
     if below:

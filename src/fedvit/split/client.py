@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedvit.core import randomness
+from fedvit.core import randomness, tree
 from fedvit.core.client import Client
 from fedvit.core.payload import Payload
 from fedvit.core.training import note_loss
@@ -16,6 +16,7 @@ from fedvit.models.cuts import Parts
 from fedvit.split.messages import Channel, Message, pack, unpack
 from fedvit.split.optimizers import make_split_optimizer, optimizer_state, restore_optimizer
 from fedvit.split.plan import SplitPlan
+from fedvit.split.spsa import direction, moved
 
 Requests = Generator[Message | None, Message, None]  # None marks the end of a step
 
@@ -27,11 +28,12 @@ class ClientSide:
         self.split, self.parts, self.client = split, parts, client
         device = client.settings.device
         self.weights = {name: tensor.to(device, copy=True) for name, tensor in client.personal().items()}
-        self.parameters = parameters = {name for name, _ in client.module.named_parameters()}
+        parameters = {name for name, _ in client.module.named_parameters()}
         self.body_learns = True
-        frozen = split.cut.names(client.module, "client_head") if split.black_box else []
-        self.leaves = {n: nn.Parameter(self.weights[n]) for n in self.weights if n in parameters and n not in frozen}
+        learned = [name for name in client.roles.personal if name in parameters]
+        self.leaves = {name: nn.Parameter(self.weights[name]) for name in learned}
         self.weights.update(self.leaves)
+        self.head = [name for name in learned if split.cut.part_of(name) == "client_head"]
         self.losses: list[tuple[int, Tensor]] = []
 
     def message(self, step: int, kind: str, trees: dict[str, Tree], **scalars: float) -> Message:
@@ -60,8 +62,14 @@ class ClientSide:
         self.body_learns = bool(reply.payload.scalars["learns"])
         if "depth" in reply.payload.scalars:
             client.memory["depth"] = reply.payload.scalars["depth"]
+        head_lr = settings.lr if self.split.client_head_lr is None else self.split.client_head_lr * settings.schedule
         optimizer = make_split_optimizer(
-            settings.optimizer, settings.lr, self.leaves, settings.momentum, settings.weight_decay
+            settings.optimizer,
+            settings.lr,
+            self.leaves,
+            settings.momentum,
+            settings.weight_decay,
+            own={head_lr: self.head},
         )
         if optimizer is not None:
             restore_optimizer(optimizer, self.leaves, client.memory)
@@ -78,9 +86,17 @@ class ClientSide:
         client.memory["personal"] = end
         client.memory["updated"] = float(client.round)
         client.memory.update(optimizer_state(optimizer, self.leaves) if optimizer is not None else {})
-        own = {name: tensor for name, tensor in end.items() if name in self.leaves or name not in self.parameters}
+        own = tree.pick(end, self.split.averaged(client.roles.personal))
         if average and own:
-            yield self.message(total, "parts", {"parts": own})
+            yield self.message(total, "parts", {"parts": self.perturbed(own)})
+
+    def perturbed(self, own: Tree) -> Tree:
+        """Return the parts with noise of `perturb` times the root mean square of each tensor, if there is any."""
+        if not self.split.perturb:
+            return own
+        generator = self.client.rng("perturb")
+        size = {name: self.split.perturb * tensor.square().mean().sqrt() for name, tensor in own.items()}
+        return {name: t + size[name] * torch.randn(t.shape, generator=generator) for name, t in own.items()}
 
     def take_average(self, content: Payload) -> None:
         """Load the server's mean of the clients' parts, if the server sent one."""
@@ -94,7 +110,8 @@ class ClientSide:
         The labels stay at the client.
         """
         settings, wire = self.client.settings, self.split.wire
-        with self.drawing(step, "head"):
+        blind = self.split.black_box
+        with self.drawing(step, "head"), torch.set_grad_enabled(bool(self.head) and not blind):
             h = self.client_head(x)
         reply = yield self.message(step, "forward", {"h": pack(h, wire)}, last=float(last))
         b = unpack(reply.payload.trees["b"], settings.device).requires_grad_()
@@ -110,30 +127,52 @@ class ClientSide:
             reply = yield self.message(step, "backward", {"b": pack(b.grad, wire)}, last=float(last), wanted=wanted)
             if h.requires_grad:
                 h.backward(unpack(reply.payload.trees["h"], settings.device).to(h.dtype))  # type: ignore[no-untyped-call]
+        if blind and self.head:
+            yield from self.probe_head(step, x, y)
         if last and self.split.gradient == "spsa":
             yield from self.answer_probes(step, y)
+
+    @torch.no_grad()
+    def loss_of(self, step: int, features: Tree, y: Tensor) -> float:
+        """Return a batch's loss under features that the server sent, in full precision."""
+        with randomness.seeded(*self.address(step, "tail")):
+            b = unpack(features, self.client.settings.device)
+            return F.cross_entropy(self.client_tail(b).double(), y).item()
+
+    def probe_head(self, step: int, x: Tensor, y: Tensor) -> Requests:
+        """Estimate the head's gradient without one from the body: two losses with the head moved in both directions."""
+        client, epsilon = self.client, self.split.epsilon
+        key = client.settings.seed, client.round, client.id, f"head {step}"
+        losses = []
+        for sign in (1.0, -1.0):
+            with torch.no_grad(), randomness.seeded(*self.address(step, "head")):
+                there = {**self.weights, **moved(self.weights, self.head, key, sign * epsilon)}
+                h = self.parts.run("client_head", there, x)
+            reply = yield self.message(step, "query", {"h": pack(h, "fp32")})
+            losses.append(self.loss_of(step, reply.payload.trees["b"], y))
+        slope = (losses[0] - losses[1]) / (2 * epsilon)
+        for name in self.head:
+            self.leaves[name].grad = slope * direction(key, name, self.leaves[name])
 
     def answer_probes(self, step: int, y: Tensor) -> Requests:
         """Report the loss for body weights moved in both directions, as SPSA needs it.
 
-        The head's activations and the tail are those of this step; the loss is computed in full precision.
+        The head's activations and the tail are those of this step.
         """
         for draw in range(self.split.draws):
             losses = {}
             for side, sign in (("plus", 1.0), ("minus", -1.0)):
                 reply = yield self.message(step, "probe", {}, draw=float(draw), sign=sign)
-                with torch.no_grad(), randomness.seeded(*self.address(step, "tail")):
-                    b = unpack(reply.payload.trees["b"], self.client.settings.device)
-                    losses[side] = F.cross_entropy(self.client_tail(b).double(), y).item()
+                losses[side] = self.loss_of(step, reply.payload.trees["b"], y)
             yield self.message(step, "losses", {}, draw=float(draw), **losses)
 
     def ask_for_gradient(self, step: int, x: Tensor, y: Tensor, *, last: bool) -> Requests:
         """Train on one batch: send activations and labels, and receive the head's gradient."""
         settings, wire = self.client.settings, self.split.wire
-        with self.drawing(step, "head"):
+        with self.drawing(step, "head"), torch.set_grad_enabled(bool(self.head)):
             h = self.client_head(x)
         up = {"h": pack(h, wire), "labels": {"y": y.cpu().to(torch.int32)}}
-        reply = yield self.message(step, "labelled", up, last=float(last))
+        reply = yield self.message(step, "labelled", up, last=float(last), wanted=float(h.requires_grad))
         self.losses.append((len(y), torch.tensor(reply.payload.scalars["loss"])))
         if h.requires_grad:
             h.backward(unpack(reply.payload.trees["h"], settings.device).to(h.dtype))  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Optimizers whose state is stored in trees, so that it can be kept between rounds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -10,11 +10,20 @@ from fedvit.core.tree import Tree
 
 
 def make_split_optimizer(
-    name: str, lr: float, leaves: Mapping[str, Tensor], momentum: float = 0.0, weight_decay: float = 0.0
+    name: str,
+    lr: float,
+    leaves: Mapping[str, Tensor],
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    own: Mapping[float, Collection[str]] | None = None,
 ) -> Optimizer | None:
-    parameters = list(leaves.values())
-    if not parameters:
+    """Make an optimizer of these leaves; `own` names those that have a rate of their own."""
+    if not leaves:
         return None
+    apart = {rate: set(names) & leaves.keys() for rate, names in (own or {}).items() if rate != lr}
+    rest = leaves.keys() - set().union(*apart.values())
+    groups = [(lr, rest), *apart.items()]
+    parameters = [{"params": [leaves[n] for n in leaves if n in names], "lr": rate} for rate, names in groups if names]
     if name == "sgd":
         return SGD(parameters, lr, momentum=momentum, weight_decay=weight_decay)
     return (AdamW if name == "adamw" else Adam)(parameters, lr, weight_decay=weight_decay)

@@ -1,6 +1,6 @@
 """A split-learning method as data: where the model is cut, and when and how the body is trained."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -12,6 +12,7 @@ from fedvit.core.tree import Tree
 from fedvit.models.cuts import Cut, Parts
 
 Wire = Literal["fp32", "bf16", "int8"]
+Average = Literal["both", "head", "tail", "none"]
 BodyRule = Literal["round", "step", "copies", "turns"]
 
 
@@ -34,10 +35,15 @@ class SplitPlan:
     gradient: Literal["exact", "spsa"] = "exact"
     epsilon: float = 1e-4
     draws: int = 1
-    black_box: bool = False  # no gradient passes through the body, so the head is not trained
+    black_box: bool = False  # no gradient passes through the body, so the head learns by SPSA as well
+    client_head_lr: float | None = None  # 0: the head is frozen; None: the rate of the tail, train.lr
     server_lr: float | None = None  # None: the clients' learning rate
+    server_decay: float = 1.0  # the factor of the body's rate after every `decay_every` rounds
+    decay_every: int = 100
     server_optimizer: Literal["sgd", "adam"] = "sgd"
     average_every: int = 20  # rounds between averages of the clients' parts; 0: never
+    average: Average = "both"  # which of the parts
+    perturb: float = 0.0  # noise on a client's parts before they are averaged, relative to each tensor's own size
     receives: Literal["all", "sampled"] = "all"
     init: Literal["pretrained", "random"] = "pretrained"  # of the clients' parts
     wire: Wire = "fp32"
@@ -46,7 +52,20 @@ class SplitPlan:
     def roles(self) -> Rules:
         own = self.cut.selector("client_head", "client_tail")
         unused = under("cls_token", "pos_embed", "reg_token")
-        return (*(((unused, FROZEN),) if self.cut.kind == "vibs" else ()), (own, PERSONAL), (everything, SHARED))
+        still = self.cut.selector("client_head")
+        return (
+            *(((unused, FROZEN),) if self.cut.kind == "vibs" else ()),
+            *(((still, FROZEN),) if self.client_head_lr == 0 else ()),
+            (own, PERSONAL),
+            (everything, SHARED),
+        )
+
+    def averaged(self, names: Iterable[str]) -> list[str]:
+        """Return those of a client's own weights that are averaged with the other clients'."""
+        part = {"head": "client_head", "tail": "client_tail"}.get(self.average)
+        if self.average == "none" or not self.average_every:
+            return []
+        return [name for name in names if part is None or self.cut.part_of(name) == part]
 
     def remembers(self, module: nn.Module, trainable: Tree) -> Mapping[str, Tree]:
         """Return what Adam keeps for a client between rounds: two numbers per weight, and one step count per tensor."""
@@ -63,6 +82,11 @@ class SplitPlan:
     def labels_leave(self) -> bool:
         """Whether clients send their labels, because the classifier is at the server."""
         return self.cut.kind == "after"
+
+    @property
+    def tail_suffices(self) -> bool:
+        """Whether a head that starts from pre-trained weights is best left alone, unless a rate is given for it."""
+        return self.cut.kind in ("A", "B") and self.init == "pretrained"
 
     @property
     def lockstep(self) -> bool:

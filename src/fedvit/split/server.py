@@ -1,7 +1,6 @@
 """The server's side of split learning: the body of the model, in one round."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from fedvit.models.cuts import Parts
 from fedvit.split.messages import Message, pack, unpack
 from fedvit.split.optimizers import make_split_optimizer, optimizer_state, restore_optimizer, step_along
 from fedvit.split.plan import SplitPlan, newer_average
+from fedvit.split.spsa import Key, direction, moved
 
 
 class ServerSide:
@@ -73,6 +73,7 @@ class ServerSide:
             "forward": self.on_forward,
             "backward": self.on_backward,
             "labelled": self.on_labelled,
+            "query": self.on_query,
             "probe": self.on_probe,
             "losses": self.on_losses,
             "parts": self.on_parts,
@@ -110,13 +111,21 @@ class ServerSide:
             return h, self.parts.run("body", weights, h, depth=self.depth_of(message.client))
 
     def on_forward(self, message: Message) -> Payload:
-        blind = self.split.black_box
-        with torch.no_grad() if blind else nullcontext():
+        last, exact = bool(message.payload.scalars["last"]), self.split.gradient == "exact"
+        head_learns = not self.split.black_box and self.split.client_head_lr != 0
+        body_learns = exact and (last or self.split.body != "round")
+        with torch.set_grad_enabled(head_learns or body_learns):
             h, b = self.features(message, self.weights_for(message.client))
         self.forget(message.client)
-        if not blind or message.payload.scalars["last"]:
+        if head_learns or last or body_learns:
             self.pending[message.client, message.step] = h, b
         return Payload({"b": pack(b, self.split.wire)})
+
+    @torch.no_grad()
+    def on_query(self, message: Message) -> Payload:
+        """Return features for a head that its client moved, and keep nothing."""
+        _, b = self.features(message, self.weights_for(message.client))
+        return Payload({"b": pack(b, "fp32")})
 
     def on_backward(self, message: Message) -> Payload:
         h, b = self.pending[message.client, message.step]
@@ -129,7 +138,9 @@ class ServerSide:
     def on_labelled(self, message: Message) -> Payload:
         h, logits = self.features(message, self.weights_for(message.client))
         loss = F.cross_entropy(logits.float(), message.payload.trees["labels"]["y"].to(self.device).long())
-        return Payload({"h": pack(self.back(message, h, loss, None), self.split.wire)}, {"loss": loss.item()})
+        at_input = self.back(message, h, loss, None)
+        trees = {"h": pack(at_input, self.split.wire)} if message.payload.scalars["wanted"] else {}
+        return Payload(trees, {"loss": loss.item()})
 
     def back(self, message: Message, h: Tensor, output: Tensor, slope: Tensor | None) -> Tensor:
         """Return the gradient at the body's input; also train the body, or keep its gradient for later."""
@@ -231,13 +242,11 @@ class ServerSide:
         """
         for stage in self.parts.stages("body", self.depth_of(client)):
             names = [name for name in stage.names if name in self.names]
-            moved = {name: self.body[name] + step * self.direction(client, draw, name) for name in names}
-            x = stage.under({**self.body, **moved}, x)
+            x = stage.under({**self.body, **moved(self.body, names, self.key_of(client, draw), step)}, x)
         return self.parts.rows_of(x)
 
-    def direction(self, client: str, draw: int, name: str) -> Tensor:
-        generator = randomness.generator(self.seed, self.round, client, f"direction {draw} {name}")
-        return torch.randn(self.body[name].shape, generator=generator).to(self.device)
+    def key_of(self, client: str, draw: int) -> Key:
+        return self.seed, self.round, client, f"direction {draw}"
 
     def on_losses(self, message: Message) -> Payload:
         s = message.payload.scalars
@@ -296,7 +305,7 @@ class ServerSide:
 
     def one_step(self, body: Tree) -> Tree:
         """Return the body's weights after FedV's one step per round, along the mean gradient of the last batches."""
-        moved = {}
+        end = {}
         for number, name in enumerate(self.names):
             if self.count:
                 mean = self.sums[number] / self.count
@@ -304,9 +313,9 @@ class ServerSide:
                 total = torch.zeros_like(body[name])
                 for client in self.in_order(self.slopes):
                     for draw, quotient in self.slopes[client].items():
-                        total += quotient * self.direction(client, draw, name)
+                        total += quotient * direction(self.key_of(client, draw), name, total)
                 mean = total / sum(map(len, self.slopes.values()))
             else:
                 return {}
-            moved[name] = body[name] - self.lr * mean
-        return moved
+            end[name] = body[name] - self.lr * mean
+        return end

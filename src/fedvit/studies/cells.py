@@ -13,7 +13,7 @@ from fedvit.config.hashing import settings_hash
 from fedvit.config.resolve import changed_settings
 from fedvit.core.errors import UserError
 from fedvit.studies.cases import Case
-from fedvit.studies.definitions import Study
+from fedvit.studies.definitions.study import Study
 from fedvit.studies.rows import Row, concerns, resolve_seeds
 from fedvit.studies.small import has_weights
 
@@ -42,9 +42,9 @@ def choose_grid(study: Study, *, paper: bool, data: str | None, folder: Path | N
 
 
 def default_seeds(study: Study, which: Which) -> list[int]:
-    """Return the published seed; on digits, where runs are short, there are often three."""
+    """Return the published seeds; on digits, where runs are short, there are often three."""
     if which == "paper":
-        return [int(study.paper[0].settings["run"]["seed"])]
+        return list(study.paper_seeds) or [int(study.paper[0].settings["run"]["seed"])]
     return list(study.seeds) if which == "digits" else [0]
 
 

@@ -12,7 +12,7 @@ from fedvit.config.hashing import settings_hash
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import changed_settings, to_tables, versions
 from fedvit.config.tables import Tables, stack_tables
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.files import write_json
 from fedvit.engine.loop import Round
 from fedvit.report.load import rows_in
@@ -20,7 +20,7 @@ from fedvit.report.sites import write_sites
 from fedvit.report.statistics import LOCAL, by_unit, count_hurt
 from fedvit.report.statistics import Row as ReportRow
 from fedvit.runs.folder import LocalBaseline, Run
-from fedvit.studies.rows import OnStart, Row, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
+from fedvit.studies.rows import OnStart, Row, diverged_runs, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
 
 
 def make_rows(
@@ -86,11 +86,29 @@ def compare(
     on_start: OnStart = lambda *_: None,
     workers: int | None = 1,
 ) -> Iterator[Round]:
-    """Run what is not finished, and write compare.json and sites.csv at the end."""
+    """Run what is not finished, and write compare.json and sites.csv at the end, without rows that diverged."""
     alone = local_row(rows)
-    yield from run_rows(rows, folder, lambda row, _: None if row is alone else alone, on_start, workers)
-    write_json(folder / "compare.json", [_entry(row, folder, alone) for row in rows])
-    write_sites(folder / "sites.csv", compared_rows(rows, folder))
+    yield from run_rows(rows, folder, lambda row, _: None if row is alone else alone, on_start, workers, tolerant=True)
+    done = finished_rows(rows, folder)
+    write_json(folder / "compare.json", [_entry(row, folder, alone) for row in done])
+    write_sites(folder / "sites.csv", compared_rows(done, folder))
+
+
+def finished_rows(rows: Sequence[Row], folder: Path) -> list[Row]:
+    """Return the rows that are finished with every seed."""
+    diverged = diverged_runs(rows, folder)
+    return [row for row in rows if row.label not in diverged]
+
+
+def refuse_diverged(rows: Sequence[Row], folder: Path) -> None:
+    """Raise an error that names the rows that diverged; all others are finished and written by now."""
+    diverged = diverged_runs(rows, folder)
+    if diverged:
+        names = [f"{label} (seed {', '.join(map(str, seeds))})" for label, seeds in diverged.items()]
+        raise DivergedError(
+            f"training diverged in {'; '.join(names)}, so these rows are not in the table; the others are finished. "
+            "Give a smaller --lr, or --lr auto, which leaves such rates out"
+        )
 
 
 def compared_rows(rows: Sequence[Row], folder: Path) -> list[ReportRow]:

@@ -93,9 +93,11 @@ def run_comparison(
         made = _finished(search_rates(made, rates, folder / "search", workers=workers))
     for _ in comparing.compare(made, folder, workers=workers):
         pass
-    runs = {row.label: tuple(run_of(folder, row, seed) for seed in seeds) for row in made}
+    done = comparing.finished_rows(made, folder)
+    runs = {row.label: tuple(run_of(folder, row, seed) for seed in seeds) for row in done}
     shown = [row for group in collect([folder]) for row in group if row.label in runs]
     draw_comparison(runs, folder / "compare.png", comparison_title(shown))
     write_report([folder], folder / "report.html")
+    comparing.refuse_diverged(made, folder)
     entries = json.loads((folder / "compare.json").read_text())
     return Comparison(folder, tuple(entries), MappingProxyType(runs))

@@ -9,7 +9,8 @@ from fedvit.core.files import read_json
 from fedvit.report.plots import FIGURES
 from fedvit.report.statistics import Row
 from fedvit.runs.folder import Run
-from fedvit.studies.definitions import STUDIES, Study
+from fedvit.studies.definitions import STUDIES
+from fedvit.studies.definitions.study import Study
 
 Content = Mapping[str, Any]  # study.json
 
@@ -72,7 +73,8 @@ def study_title(content: Content) -> str:
     first = {**content["settings"], **content["rows"][0]["settings"]}
     seeds = ", ".join(map(str, content["seeds"]))
     where = f"{first['data.name']}, {first['model.name']}, rounds: {first['train.rounds']}, seeds: {seeds}"
-    return f"{content['study']} ({content['source']}): {first['model.name'] if content['kind'] == 'cost' else where}"
+    name = content.get("table", content["study"])
+    return f"{name} ({content['source']}): {first['model.name'] if content['kind'] == 'cost' else where}"
 
 
 def draw_study(

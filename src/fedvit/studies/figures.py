@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedvit.report.plots import COLORS, GRID, INK, MUTED, save_figure
 from fedvit.runs.write import nbytes_of_run
-from fedvit.studies.definitions import Study
+from fedvit.studies.definitions.study import Study
 
 Content = Mapping[str, Any]  # study.json
 MARKERS = "osD^vP*Xph"

@@ -91,7 +91,7 @@ def run_rows(
     """Run what is not finished, seed by seed, with Local before the rows that are measured against it.
 
     `local_of` returns the row against which the gains of another row are measured, if there is one. If `tolerant`, a
-    run that diverges is left as it is, and the others go on.
+    run that diverges is left as it is, and the others go on, unless they are measured against it.
     """
     for seed in rows[0].experiments:
         against = {row.label: local_of(row, seed) for row in rows}
@@ -103,9 +103,15 @@ def run_rows(
             try:
                 yield from steps
             except DivergedError as problem:
-                if not tolerant:
+                if not tolerant or row in [local_of(other, seed) for other in rows]:
                     raise
                 log.info("%s, seed %d: %s", row.label, seed, problem)
+
+
+def diverged_runs(rows: Sequence[Row], folder: Path) -> dict[str, list[int]]:
+    """Return the seeds, by row, whose runs a tolerant `run_rows` has left unfinished."""
+    left = {row.label: [seed for seed in row.experiments if not run_of(folder, row, seed).finished] for row in rows}
+    return {label: seeds for label, seeds in left.items() if seeds}
 
 
 def run_of(folder: Path, row: Row, seed: int) -> Run:

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 
 from fedvit.config.load import parse_sets
 from fedvit.config.resolve import to_tables, versions
-from fedvit.core.errors import UserError, nearest
+from fedvit.core.errors import UserError
 from fedvit.core.files import finite, write_json
 from fedvit.core.settings import DataSettings
 from fedvit.report.progress import Progress
@@ -32,7 +32,8 @@ from fedvit.studies.cells import (
     study_folder,
     unique_rows,
 )
-from fedvit.studies.definitions import STUDIES, Study
+from fedvit.studies.definitions import STUDIES, plain_name
+from fedvit.studies.definitions.study import Study
 from fedvit.studies.drawing import draw_study
 from fedvit.studies.rows import run_of, run_rows, starter
 
@@ -66,8 +67,7 @@ def prepare_study(
     sets: Sequence[str] | None,
 ) -> Prepared:
     """Resolve the grid that these flags ask for."""
-    if name not in STUDIES:
-        raise UserError(f"unknown study {name!r}; {nearest(name, STUDIES)}")
+    name = plain_name(name)
     study = STUDIES[name]
     folder = DataSettings(dir=flags.get("data_dir")).folder
     which, cases = choose_grid(study, paper=paper, data=flags.get("data"), folder=folder)
@@ -79,7 +79,8 @@ def prepare_study(
         )
     if target is not None:
         if study.kind != "target":
-            raise UserError(f"--target is only for {', '.join(n for n, s in STUDIES.items() if s.kind == 'target')}")
+            known = dict.fromkeys(plain_name(n) for n, s in STUDIES.items() if s.kind == "target")
+            raise UserError(f"--target is only for {', '.join(known)}")
         cases = [replace(case, targets=tuple(_numbers(target, "--target", float))) for case in cases]
     chosen = _numbers(seeds, "--seeds", int) if seeds is not None else default_seeds(study, which)
     return Prepared(name, study, which, make_cells(cases, chosen, parse_sets(sets or []), flags))
@@ -178,7 +179,8 @@ def _save(plan: Prepared, found: Sequence[Mapping[str, Any]], folder: Path) -> d
             }
         )
     content: dict[str, Any] = {
-        "study": plan.name,
+        "study": study.aka[0] if study.aka else plan.name,
+        "table": plan.name,  # the name after the paper's table, which is newer
         "asks": study.asks,
         "source": study.source,
         "grid": plan.which,

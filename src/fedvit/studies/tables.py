@@ -9,7 +9,7 @@ from rich.table import Table
 from fedvit.report import units
 from fedvit.report.tables import plain_table, plus_minus
 from fedvit.studies.cells import Cell
-from fedvit.studies.definitions import Study
+from fedvit.studies.definitions.study import Study
 
 Content = Mapping[str, Any]  # study.json
 

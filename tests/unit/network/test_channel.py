@@ -400,12 +400,21 @@ SPOILT: dict[str, Change] = {
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [("fedv", "start"), ("fedv", "forward"), ("fedv", "backward"), ("fedvz", "probe"), ("splitfed_v1", "labelled")],
+    [
+        ("fedv", "start"),
+        ("fedv", "forward"),
+        ("fedv", "backward"),
+        ("fedvz", "probe"),
+        ("fedvz_black_box", "query"),
+        ("splitfed_v1", "labelled"),
+    ],
 )
 def test_a_client_gives_up_a_round_whose_answers_it_cannot_use(
     method: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client, answering = client_of(method, tmp_path)
+    name, _, blind = method.partition("_b")
+    sets = {"black_box": True} if blind else {"receives": "all"} if name == "fedv" else {}
+    client, answering = client_of(name, tmp_path, sets)
     first = answering(1, lambda answer: None)
     client.do(first, "r", task_of("train", 1, 0))  # type: ignore[arg-type]
     assert [end.kind for end in first.ends] == ["train"]

@@ -23,6 +23,7 @@ from fedvit.methods.tunes import TUNES
 from fedvit.models.cuts import Cut, Parts, Stage
 from fedvit.models.groups import state
 from fedvit.runs.folder import Run
+from fedvit.split import spsa
 from fedvit.split.messages import Message, pack, unpack
 from fedvit.split.plan import SplitPlan
 from fedvit.split.server import ServerSide
@@ -195,7 +196,8 @@ def test_the_mean_of_many_spsa_draws_tends_to_the_gradient() -> None:
     estimate = (body["w"] - moved["w"]) / lr
     assert torch.allclose(estimate, body["w"], atol=0.25)  # the gradient of the quadratic at 0 is w itself
     generator = randomness.generator(0, 1, "c", "direction 0 w")
-    assert torch.equal(side.direction("c", 0, "w"), torch.randn(4, generator=generator))
+    found = spsa.direction(side.key_of("c", 0), "w", body["w"])
+    assert torch.equal(found, torch.randn(4, generator=generator))
 
 
 @pytest.mark.parametrize("method", SPLIT)
@@ -226,6 +228,8 @@ def test_what_crosses_is_counted_and_says_no_more_than_it_must(
         starts = [m for m in overheard if m.round == done.row["round"] and m.kind == "start" and m.client in cohort]
         first = {name: [m for m in starts if m.client == name][:2] for name in cohort}
         total = sum(sent.values()) + sum(m.payload.nbytes for pair in first.values() for m in pair)
+        if "parts" in {m.kind for m in mine} and bench.net.split.receives == "sampled":
+            total += len(cohort) * tree.nbytes(done.server.memory["average"])
         assert total == sum(done.ledger.up) + sum(done.ledger.down)
         assert set(done.scores or {}) == set(names), "a client was not evaluated"
 
@@ -327,13 +331,18 @@ def test_averages_reach_all_clients_or_only_those_of_the_round(tmp_path: Path) -
         assert set(same) == (set(heads) if everybody else set(cohort))
 
 
-def test_a_black_box_body_gives_no_gradient_and_the_head_stays(overheard: list[Message], tmp_path: Path) -> None:
-    rounds, bench = trained("fedvz", tmp_path, {"black_box": True, "draws": 2, "server_lr": 1e-4})
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_black_box_body_gives_no_gradient(frozen: bool, overheard: list[Message], tmp_path: Path) -> None:
+    sets = {"black_box": True, "draws": 2, "server_lr": 1e-4, "fedround": 0} | ({"client_head_lr": 0} if frozen else {})
+    rounds, bench = trained("fedvz", tmp_path, sets)
     assert not any(m.kind == "backward" for m in overheard)
+    assert any(m.kind == "query" for m in overheard) != frozen
+    patches = "patch_embed.proj.weight"
     for name in bench.store.versions:
         own = bench.store.get(name)["personal"]
         assert isinstance(own, dict)
-        assert torch.equal(own["patch_embed.proj.weight"], bench.net.initial["patch_embed.proj.weight"])
+        assert (patches in own) != frozen
+        assert frozen or not torch.equal(own[patches], bench.net.initial[patches])
         assert not torch.equal(own["head.weight"], bench.net.initial["head.weight"])
     assert not same_trees(rounds[-1].server.shared, bench.net.shared)
 
@@ -362,7 +371,8 @@ def test_random_heads_around_a_pretrained_body(shared_data: Path, tmp_path: Path
     flags = {"model": "vit_tiny_patch16_224", "image_size": 32, "patch_size": None}
     flags["weights"] = shared_data / "vit_tiny_patch16_224.fp16.safetensors"
     kept, drawn = (
-        Bench(tiny("fedv", {"method.init": i}, **flags), tmp_path / i).net.initial for i in ("pretrained", "random")
+        Bench(tiny("fedv", {"method.init": i, "client_head_lr": 1e-5}, **flags), tmp_path / i).net.initial
+        for i in ("pretrained", "random")
     )
     assert torch.equal(kept["blocks.0.attn.qkv.weight"], drawn["blocks.0.attn.qkv.weight"])
     assert not torch.equal(kept["patch_embed.proj.weight"], drawn["patch_embed.proj.weight"])

@@ -116,3 +116,26 @@ def test_mistakes_are_told() -> None:
         fedvit.compare("fedavg", method="fedper")
     with pytest.raises(fedvit.UserError, match="unknown method"):
         fedvit.compare("fedavgg")
+
+
+def test_a_row_that_diverges_does_not_keep_the_others_from_their_table(tmp_path: Path) -> None:
+    wild = tmp_path / "wild.toml"
+    wild.write_text('[method]\nname = "fedper"\n[train]\nlr = 1e30\n')
+    status, shown, message = call(
+        "compare", wild, "fedavg", "--seeds", "0", "--set", "train.optimizer=sgd", *QUICK, "--out", tmp_path / "c"
+    )
+    assert status == 2
+    assert "training diverged in wild (seed 0)" in message
+    assert "the others are finished" in message
+    assert [entry["label"] for entry in json.loads((tmp_path / "c" / "compare.json").read_text())] == [
+        "local",
+        "fedavg",
+    ]
+    assert "fedavg" in shown
+    wild.write_text('[train]\nlr = 1e30\n[method]\nname = "local"\n')  # nothing can be measured against it
+    status, _, message = call(
+        "compare", wild, "fedavg", "--seeds", "0", "--set", "train.optimizer=sgd", *QUICK, "--out", tmp_path / "d"
+    )
+    assert status == 2
+    assert "training loss" in message
+    assert not (tmp_path / "d" / "compare.json").exists()

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -25,8 +26,8 @@ from fedvit.models.groups import NORMS
 from fedvit.runs.folder import Run
 from fedvit.runs.write import nbytes_of_run
 from fedvit.studies import run as studying
-from fedvit.studies.cells import choose_grid
-from fedvit.studies.definitions import STUDIES
+from fedvit.studies.cells import choose_grid, default_seeds
+from fedvit.studies.definitions import PAPERS, STUDIES, paper_of, plain_name, size_in_words
 from fedvit.studies.features import picture
 from fedvit.studies.measure import estimates
 from fedvit.studies.published import fedpeft, fedperfix
@@ -319,25 +320,86 @@ def test_a_study_runs_and_its_figures_are_those_of_its_runs(name: str, tmp_path:
 
 
 def test_every_study_of_the_papers_is_there() -> None:
-    assert set(STUDIES) == {"resources", *FLAGS}
-    assert len(STUDIES) == 19
+    tried = {plain_name(name) for name in ("resources", *FLAGS)}
+    assert tried == {plain for studies in PAPERS.values() for plain in studies}
+
+
+def test_old_and_new_names_are_the_same_studies() -> None:
+    """No name occurs twice; a study of one table is named after it, and the names of earlier versions still hold."""
+    names = [name for studies in PAPERS.values() for plain, study in studies.items() for name in (plain, *study.aka)]
+    assert len(names) == len(set(names)) == len(STUDIES)
+    for paper, studies in PAPERS.items():
+        for plain, study in studies.items():
+            assert paper_of(plain) == paper
+            assert all(STUDIES[name] is study and plain_name(name) == plain for name in study.aka)
+            number = re.fullmatch(r"\w+, (Table|Figure) (\d+)", study.source)
+            if number:
+                assert plain == f"{paper}-{number[1].lower()}{number[2]}"
+    older = "sensitivity backbones settings sizes designs resources communication capability domain-gap scarcity "
+    older += "pretraining lr features dh convergence edit choice pits split"
+    assert set(older.split()) <= set(STUDIES)
+    assert plain_name("sensitivity") == "fedperfix-table1"
+    assert STUDIES["communication"] is STUDIES["fedpeft-table2"] is STUDIES["fedpeft-table1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("fedperfix-tabel1", "did you mean 'fedperfix-table1'?"),
+        ("sensitivty", "did you mean 'sensitivity'?"),
+        ("fedperfix", "or all with --all fedperfix"),
+    ],
+)
+def test_an_unknown_name_suggests_the_nearest(name: str, told: str) -> None:
+    status, _, message = call("study", name)
+    assert status == 2
+    assert told in " ".join(message.split())
+
+
+def test_both_names_of_a_study_find_the_same_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [f"--{key.replace('_', '-')}={value}" for key, value in FEW.items()]
+    assert call("study", "designs", *words, "--seeds", 0, "--quiet")[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")}
+    (first,) = tmp_path.rglob("study.json")
+    old = json.loads(first.read_text())
+    assert call("study", "fedperfix-table6", *words, "--seeds", 0, "--quiet")[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("summary.json")} == before != {}
+    (second,) = tmp_path.rglob("study.json")
+    assert (old["study"], old["table"]) == ("designs", "fedperfix-table6")
+    assert first == second
+    assert {**json.loads(second.read_text()), "command": old["command"]} == old
+
+
+def test_the_published_grid_has_the_papers_seeds() -> None:
+    """Three seeds where a paper averages over runs, the published seed where it names one."""
+    for paper, seeds in (("fedpeft", [0, 1, 2]), ("fedv", [0, 1, 2]), ("fedperfix", [1]), ("pfededit", [2023])):
+        for study in PAPERS[paper].values():
+            if study.kind != "features":
+                assert default_seeds(study, "paper") == seeds
+    plan = studying.prepare_study("fedpeft-table4", paper=True, seeds=None, target=None, flags={}, sets=None)
+    assert [list(cell.row.experiments) for cell in plan.cells] == [[0, 1, 2]] * 10
 
 
 def test_without_a_name_the_studies_are_listed_with_their_cost() -> None:
     status, shown, _ = call("study")
     assert status == 0
-    for name, study in STUDIES.items():
-        assert name in shown
-        assert study.minutes[0] <= 30
-        assert (study.minutes[1] is None) is (study.pretrained is None)
-        assert f"| `{name}` | {study.asks} | {study.source} |" in DOCS
+    for paper, studies in PAPERS.items():
+        for name, study in studies.items():
+            assert all(one in shown for one in (name, *study.aka))
+            assert study.minutes[0] <= 30
+            assert (study.minutes[1] is None) is (study.pretrained is None)
+            names = ", ".join(f"`{one}`" for one in (name, *study.aka))
+            assert f"| {names} | {study.asks} | {study.source} | {' | '.join(size_in_words(study))} |" in DOCS
+        listed = [re.search(rf"^ {name}\b", shown, re.MULTILINE).start() for name in studies]  # type: ignore[union-attr]
+        assert listed == sorted(listed), f"the studies of {paper} do not stand together"
 
 
 def test_listing_the_studies_does_not_import_torch() -> None:
     code = "import sys\nfrom fedvit.cli.main import app\ntry: app(['study'])\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "sensitivity" in done.stdout
+    assert "fedperfix-table1" in done.stdout
 
 
 def test_resources_equal_the_exact_counts_and_the_papers_units(tmp_path: Path) -> None:
@@ -551,7 +613,7 @@ def test_a_dry_run_shows_the_grid_with_its_bytes_and_runs_nothing(tmp_path: Path
         (["nothing"], "unknown study 'nothing'"),
         (["lr", "--lr", "0.1"], "this study varies train.lr"),
         (["sizes", "--seeds", "a"], "--seeds expects whole numbers"),
-        (["sizes", "--target", "50"], "--target is only for communication, convergence"),
+        (["sizes", "--target", "50"], "--target is only for fedpeft-table1, pfededit-table2"),
         (["communication", "--target", "much", "--data", "digits"], "--target expects numbers"),
         (["designs", "--set", "method.k=3"], "no row has this key"),
         (["designs", "--clients", "3", "--cohort", "9"], "cannot be sampled"),

@@ -21,6 +21,7 @@ from fedvit.split.plan import Wire
 from fedvit.split.server import ServerSide
 
 Shape = tuple[int, ...]
+KINDS = ("start", "forward", "labelled", "backward", "query", "probe", "losses", "parts", "infer")
 WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 SLACK = 1_000_000  # bytes that a message may have in addition to its tensors
 
@@ -34,6 +35,7 @@ class Progress:
     average: bool = False
     started: bool = False
     step: int = -1  # the latest
+    queries: int = 0  # in this step
 
     @property
     def complete(self) -> bool:
@@ -57,11 +59,9 @@ class Checks:
             b = parts.run("body", {}, h)
         self.h: Shape = tuple(h.shape[1:])
         self.b: Shape = tuple(b.shape[1:])
-        frozen = net.split.cut.names(net.module, "client_head") if self.split.black_box else []
-        learned = {name for name, _ in net.module.named_parameters()}
-        self.own: Tree = {
-            name: net.initial[name] for name in net.roles.personal if name not in frozen or name not in learned
-        }
+        self.own: Tree = tree.pick(net.initial, self.split.averaged(net.roles.personal))  # what is averaged
+        heads = set(net.split.cut.names(net.module, "client_head")) & set(net.roles.personal)
+        self.queries = 2 if self.split.black_box and heads else 0  # per step
         self.most = self.split.deepest(parts)
 
     @property
@@ -78,7 +78,7 @@ class Checks:
         if message.round != side.round:
             raise LateError(f"a message for round {message.round} arrived in round {side.round}")
         allowed = ("start", "infer") if progress.task == "evaluate" else self.kinds(progress)
-        if message.kind not in ("start", "forward", "labelled", "backward", "probe", "losses", "parts", "infer"):
+        if message.kind not in KINDS:
             raise GarbageError(f"there is no message of kind {message.kind[:40]!r}")
         if message.kind not in allowed:
             raise LateError(f"a message of kind {message.kind!r} does not belong to this task")
@@ -89,13 +89,15 @@ class Checks:
         self.check_tensors(message, side)
         progress.started = True
         if message.kind in ("forward", "labelled", "infer"):
-            progress.step = message.step
+            progress.step, progress.queries = message.step, 0
+        progress.queries += message.kind == "query"
 
     def kinds(self, progress: Progress) -> tuple[str, ...]:
         if self.split.labels_leave:
             return ("start", "labelled", *(("parts",) if progress.average else ()))
         probes = ("probe", "losses") if self.split.gradient == "spsa" else ()
-        return ("start", "forward", "backward", *probes, *(("parts",) if progress.average else ()))
+        queries = ("query",) if self.queries else ()
+        return ("start", "forward", "backward", *queries, *probes, *(("parts",) if progress.average else ()))
 
     def place(self, message: Message, progress: Progress, side: ServerSide) -> int:
         """Return the step that a message of this kind must have now, or -1 if none is allowed."""
@@ -106,6 +108,8 @@ class Checks:
                 return progress.step + 1
             case "forward" | "labelled":
                 return progress.step + 1 if progress.step + 1 < progress.steps else -1
+            case "query":
+                return progress.step if progress.queries < self.queries else -1
             case "parts":
                 ready = progress.complete and message.client not in side.ends
                 return progress.steps if ready else -1
@@ -117,8 +121,9 @@ class Checks:
         wanted: dict[str, set[str]] = {
             "start": {"updated"},
             "forward": {"last"},
-            "labelled": {"last"},
+            "labelled": {"last", "wanted"},
             "backward": {"last", "wanted"},
+            "query": set(),
             "probe": {"draw", "sign"},
             "losses": {"draw", "plus", "minus"},
             "parts": set(),
@@ -140,12 +145,12 @@ class Checks:
     def check_tensors(self, message: Message, side: ServerSide) -> None:
         found = flatten(message.payload.trees)
         match message.kind:
-            case "forward" | "labelled" | "infer":
+            case "forward" | "labelled" | "infer" | "query":
                 images = len(found["h/x"]) if "h/x" in found and found["h/x"].ndim else 0
                 limit = EVALUATION_BATCH if message.kind == "infer" else self.batch
                 if not 1 <= images <= limit:
                     raise GarbageError(f"expected h/x to hold 1 to {limit} images, found {images}")
-                wanted = self.packed("h", (images, *self.h))
+                wanted = self.packed("h", (images, *self.h), "fp32" if message.kind == "query" else None)
                 if message.kind == "labelled":
                     wanted["labels/y"] = torch.int32, (images,)
             case "backward":
@@ -173,7 +178,7 @@ class Checks:
         if about[0] != about[1]:
             raise AnswerError(f"the answer to {request.kind!r} belongs to another message")
         self.check_answered_numbers(answer)
-        plain = request.kind == "probe" or (request.kind == "infer" and self.split.labels_leave)
+        plain = request.kind in ("probe", "query") or (request.kind == "infer" and self.split.labels_leave)
         found: Tree = flatten(answer.payload.trees)
         wanted: dict[str, tuple[torch.dtype, Shape]] = {}
         match request.kind:
@@ -182,7 +187,7 @@ class Checks:
                 if wrong is not None:
                     raise AnswerError(f"the answer to 'start': {wrong}")
                 return
-            case "forward" | "probe" | "infer":
+            case "forward" | "probe" | "query" | "infer":
                 wanted = self.packed("b", (images, *self.b), "fp32" if plain else None)
             case "labelled" | "backward" if request.payload.scalars.get("wanted", 1.0):
                 wanted = self.packed("h", (images, *self.h))
@@ -211,7 +216,7 @@ class Checks:
             kinds[0]["labels"] = {"y": torch.zeros(batch, dtype=torch.int32)}
         else:
             kinds.append({"b": self.zeros("b", (batch, *self.b))})
-        if self.split.average_every and self.own:
+        if self.own:
             kinds.append({"parts": self.own})
         return [Payload(trees) for trees in kinds]
 

@@ -11,7 +11,6 @@ from fedvit.report.verdict import headline
 from fedvit.runs.doubts import AUTO, with_auto_rate
 
 _MOST_UNFINISHED = 12  # the note names no more runs than this
-_MOST_DOUBTS = 20  # warnings on the page
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,7 @@ class Result:
     doubts: Sequence[str]
     better_rates: Sequence[str]  # commands that search for them, where a rate may be to blame for a doubt
     cards: Sequence[tuple[str, str]]
+    open_doubts: int = 5  # the page folds the rest away
 
 
 def result(group: Group) -> Result:
@@ -84,14 +84,12 @@ def _hurt_words(row: Row) -> str:
 
 def _doubts(rows: Sequence[Row]) -> list[str]:
     """Return what the runs themselves warned of, by row and seed."""
-    lines = [
+    return [
         f"{row.label}, seed {record.seed}: {words}"
         for row in rows
         for record in row.records
         for words in (record.summary or {}).get("warnings") or ()
     ]
-    hidden = len(lines) - _MOST_DOUBTS
-    return [*lines[:_MOST_DOUBTS], f"and {hidden} more, in summary.json of each run"] if hidden > 0 else lines
 
 
 def _better_rates(rows: Sequence[Row]) -> list[str]:

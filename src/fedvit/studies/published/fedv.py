@@ -1,5 +1,7 @@
 """FedV, whose federated baselines train a ResNet-50 with SGD, and whose split methods train a DeiT or ViT with Adam."""
 
+from typing import Any
+
 from fedvit.config.tables import Tables, stack_tables
 from fedvit.studies.published.common import Column, Table, method
 
@@ -36,14 +38,15 @@ BACKBONE_NOTES = {
     "deit_base": "The paper prints DeiT-S's figures here: they are no target.",
 }
 ADAM: Tables = {"train": {"lr": 0.0002, "optimizer": "adam", "momentum": 0.0}}
+PARTS: dict[str, Any] = {"client_head_lr": 2e-4, "average": "both", "receives": "sampled", "init": "random"}
 SPLIT_OWN: dict[str, tuple[Tables, str]] = {
-    "fedv": (method("fedv", fedround=20, init="random"), "The server's rate is not given: our default."),
+    "fedv": (method("fedv", server_lr=0.01, fedround=20, **PARTS), "The server's rate is not given: our default."),
     "fedvz": (
-        method("fedvz", server_lr=1e-6, epsilon=1e-4, fedround=20, init="random"),
-        "The paper's server rate has a decay of 0.5, at steps that are not given; here it stays 1e-6.",
+        method("fedvz", server_lr=1e-6, server_decay=0.5, decay_every=100, epsilon=1e-4, draws=1, fedround=20, **PARTS),
+        "The server's rate has a decay of 0.5, at steps that are not given: here every 100 rounds.",
     ),
     "festa": (
-        method("festa", fedround=50, init="random"),
+        method("festa", server_lr=2e-4, fedround=50, perturb=0.0, **PARTS),
         "The body starts from scratch; its rate is taken to be the clients'.",
     ),
 }
@@ -79,6 +82,11 @@ def _row(name: str, column: Column) -> tuple[Tables, str]:
     """Return a row of Tables 2, 3 and 5; the split methods have a model and an optimizer of their own."""
     if name == "ditto":
         return method(name, lam=0.75), "lam: the paper's best of 0.1, 0.4, 0.75 and 1."
+    if name == "fedavg":
+        note = "The paper's Appendix A.3 compares FedAvg's model after local training: the view `after`."
+        return {**method(name), "run": {"before_after": True}}, note
+    if name == "fed_rod":
+        return method(name, hyper=True), ""
     if name not in SPLIT_OWN:
         return method(name), ""
     own, note = SPLIT_OWN[name]
