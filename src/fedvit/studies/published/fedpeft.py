@@ -54,10 +54,11 @@ def row_name(name: str) -> str:
 def _tuned(tune: str, lr: float) -> Tables:
     """Return a row that tunes these weights at this learning rate; scratch trains all weights from random ones."""
     own: Tables = {"tune": {"name": "full" if tune == "scratch" else tune}, "train": {"lr": lr}}
-    special: Tables = {"scratch": {"model": {"pretrained": False}}, "adapter": {"tune": {"init": "random"}}}.get(
-        tune, {}
-    )
-    return stack_tables([own, special])
+    if tune == "scratch":
+        own["model"] = {"pretrained": False}
+    if tune == "adapter":
+        own["tune"]["init"] = "random"
+    return own
 
 
 def _rates(column: Column) -> Mapping[str, float]:
