@@ -9,8 +9,8 @@ import numpy as np
 
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
-from fedvit.data import folders, medmnist
-from fedvit.data.sources import locate, unknown
+from fedvit.data import medmnist
+from fedvit.data.sources import has_files, locate, scan_files, unknown
 from fedvit.data.torchvision_sets import PCAM_SPLITS, TORCHVISION
 
 PIXELS = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28, "pcam": 96}
@@ -39,15 +39,15 @@ def size_of(settings: DataSettings, pixels: int) -> DataSize:
             images -= PCAM_SPLITS["val"][1]
         shape = (PIXELS[name], PIXELS[name], 1 if "mnist" in name else 3)
         return DataSize(images, classes, OFFICIAL_TESTS.get(name, 10_000), shape)
-    if path is not None and path.is_dir():
-        return _size_of_folder(path, settings, settings.size or pixels)
+    if path is not None and has_files(path):
+        return _size_of_files(path, settings, settings.size or pixels)
     if path is not None:
         return _size_of_npz(path, join_val=settings.join_val)
     raise UserError(unknown(settings))
 
 
-def _size_of_folder(root: Path, settings: DataSettings, pixels: int) -> DataSize:
-    found = folders.scan(root, settings.layout, settings.class_list, join_val=settings.join_val)
+def _size_of_files(path: Path, settings: DataSettings, pixels: int) -> DataSize:
+    found = scan_files(path, settings)
     tests = 0 if found.official_test is None else int(found.official_test.sum())
     sites = () if found.sites is None else tuple(np.bincount(found.sites, minlength=len(found.site_names)).tolist())
     return DataSize(len(found.files), len(found.class_names), tests, (pixels, pixels, 3), sites)
@@ -62,9 +62,8 @@ def _size_of_npz(path: Path, *, join_val: bool) -> DataSize:
             labels = [file[key] for key in file.files if key.endswith("_labels")]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as problem:
         raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
-    images = {
-        key: shape for key, shape in shapes.items() if key.endswith("_images") and (join_val or key != "val_images")
-    }
+    parts = [key for key in shapes if key.endswith("_images") and (join_val or key != "val_images")]
+    images = {key: shapes[key] for key in parts}
     if not images or not labels:
         raise UserError(f"{path} lacks train_images and train_labels; it has {', '.join(sorted(shapes)) or 'nothing'}")
     return _size_of_arrays(path, images, 1 + max(int(part.max()) for part in labels if part.size))
