@@ -207,9 +207,10 @@ def partition(
         from fedvit.cli.check import data_settings, end_if_bad, show
         from fedvit.config.load import load_experiment, parse_sets
         from fedvit.core.files import check_writable
-        from fedvit.data.check import check_folder
+        from fedvit.data.check import check_files
+        from fedvit.data.partition.groups import count_patients
         from fedvit.data.partition.split import partition_counts
-        from fedvit.data.sources import load_dataset, locate
+        from fedvit.data.sources import has_files, load_dataset, locate
         from fedvit.engine.worker import load_data
         from fedvit.report.tables import split_table
 
@@ -219,7 +220,7 @@ def partition(
             check_writable(picture.parent)
         settings = data_settings(flags["data"], flags, others=True)
         place = locate(settings)
-        found = check_folder(place, settings) if check and place is not None and place.is_dir() else None
+        found = check_files(place, settings) if check and place is not None and has_files(place) else None
         try:
             experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
             dataset = load_dataset(experiment.data, None)
@@ -229,15 +230,22 @@ def partition(
             raise
         _, partition = load_data(experiment, dataset)
         counts = partition_counts(dataset, partition)
+        patients = {} if dataset.patients is None else count_patients(partition, dataset)
         if picture is not None:
             from fedvit.report.plots import draw_split
 
             draw_split(counts, dataset.class_names, picture, f"{dataset.name}, {experiment.partition.name}")
         if as_json:
-            content = {"hash": partition.to_json()["hash"], "class_names": dataset.class_names, "clients": counts}
+            content: dict[str, Any] = {
+                "hash": partition.to_json()["hash"],
+                "class_names": dataset.class_names,
+                "clients": counts,
+            }
+            if patients:
+                content["patients"] = patients
             print_json({**content, "check": found and found.to_json()})
         else:
-            out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}"))
+            out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}", patients))
             if picture is not None:
                 out.print(f"picture: {picture}", soft_wrap=True, highlight=False)
             if found is not None:

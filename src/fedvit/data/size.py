@@ -9,8 +9,8 @@ import numpy as np
 
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
-from fedvit.data import folders, medmnist
-from fedvit.data.sources import locate, unknown
+from fedvit.data import medmnist
+from fedvit.data.sources import has_files, locate, scan_files, unknown
 from fedvit.data.torchvision_sets import TORCHVISION
 
 PIXELS = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28, "pcam": 96}
@@ -37,15 +37,15 @@ def size_of(settings: DataSettings, pixels: int) -> DataSize:
         _, images, classes = TORCHVISION[name]
         shape = (PIXELS[name], PIXELS[name], 1 if "mnist" in name else 3)
         return DataSize(images, classes, OFFICIAL_TESTS.get(name, 10_000), shape)
-    if path is not None and path.is_dir():
-        return _size_of_folder(path, settings, settings.size or pixels)
+    if path is not None and has_files(path):
+        return _size_of_files(path, settings, settings.size or pixels)
     if path is not None:
         return _size_of_npz(path)
     raise UserError(unknown(settings))
 
 
-def _size_of_folder(root: Path, settings: DataSettings, pixels: int) -> DataSize:
-    found = folders.scan(root, settings.layout, settings.class_list)
+def _size_of_files(path: Path, settings: DataSettings, pixels: int) -> DataSize:
+    found = scan_files(path, settings)
     tests = 0 if found.official_test is None else int(found.official_test.sum())
     sites = () if found.sites is None else tuple(np.bincount(found.sites, minlength=len(found.site_names)).tolist())
     return DataSize(len(found.files), len(found.class_names), tests, (pixels, pixels, 3), sites)
