@@ -16,7 +16,7 @@ from fedvit.runs.write import nbytes_of_run, nbytes_per_client
 LOCAL, POOLED = "local", "centralized"
 SAME_OWNERS = ("site",)  # partitions in which a client is the same owner for every seed
 _ROUNDING = 1e-9  # points; a mean over seeds of exactly 0 may come out as a little less
-DEEPEST = 3  # how many levels below the given folder are searched for runs
+DEEPEST = 4  # how many levels below the given folder are searched for runs
 Tables = dict[str, dict[str, Any]]
 
 
