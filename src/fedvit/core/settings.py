@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
+CLIP_GRAD = 10.0  # the default of train.clip_grad on pre-trained weights
 PLANNED = ("cosine", "step")  # schedules that plan their learning rates over all rounds
 
 
@@ -38,7 +39,7 @@ class Table(BaseModel):
 class DataSettings(Table):
     """Where the images come from."""
 
-    name: str = Field(default="digits", description="A known name, an npz file or a folder.")
+    name: str = Field(default="digits", description="A known name, an npz file, a folder or a manifest (.csv).")
     dir: Path | None = Field(
         default=None,
         description="Folder that holds datasets and weights; default: the environment variable FEDVIT_DATA.",
@@ -49,6 +50,11 @@ class DataSettings(Table):
     site: str | None = Field(default=None, description="Name of the one owner of a folder with the layout class/image.")
     class_names: str | None = Field(
         default=None, description="Classes of a folder, joined by commas, if not every site has every class."
+    )
+    patient: str | None = Field(
+        default=None,
+        description="Whose image a file of a folder is: folder for class/patient/image, or a regular expression whose "
+        "groups match the patient in the file's path. A manifest says it in its column patient.",
     )
     size: Count | None = Field(
         default=None, description="Pixels at which a folder's images are stored; default: the model's input size."
@@ -63,6 +69,10 @@ class DataSettings(Table):
     )
     test: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.25, description="Fraction held out for testing if the source has no test set."
+    )
+    join_val: bool = Field(
+        default=True,
+        description="Train on the validation images of PCam, an npz file or a folder, too; false leaves them out.",
     )
     val: Share = Field(default=0.0, description="Fraction of each client's training images held out for validation.")
     unseen: Annotated[int, Field(ge=0)] = Field(
@@ -163,6 +173,23 @@ class TrainSettings(Table):
     lr: Positive | None = Field(
         default=None,
         description="Learning rate; default: the tune's published rate for SGD, a fifth of it for Adam and AdamW.",
+    )
+    lr_classifier: Positive | None = Field(
+        default=None, description="Learning rate of the classifier; default: train.lr. It follows the schedule too."
+    )
+    lr_plugins: Positive | None = Field(
+        default=None,
+        description="Learning rate of the modules that the method or the tune adds; default: train.lr. "
+        "A method's own rate, such as offset_lr, comes first.",
+    )
+    clip_grad: NotNegative | None = Field(
+        default=None,
+        description="Largest L2 norm of a gradient over everything that is trained at once, 0: unlimited; default: "
+        f"{CLIP_GRAD:g} on pre-trained weights, otherwise 0.",
+    )
+    warmup: Whole = Field(
+        default=0,
+        description="Rounds in which the learning rates rise to their full values: round k of W has k / (W + 1) of it.",
     )
     optimizer: Literal["sgd", "adam", "adamw"] | None = Field(
         default=None,

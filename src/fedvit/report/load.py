@@ -79,6 +79,13 @@ def comparison_order(folder: Path) -> dict[str, int]:
         return {}
 
 
+def studied_view(folders: Sequence[Path]) -> str:
+    """Return whose accuracy the studies in these folders are about: the clients' own unless all say the server's."""
+    studies = [read_json(folder / "study.json", {}) for folder in folders]
+    views = {row["figures"].get("view") for study in studies for row in study.get("rows", [{"figures": {}}])}
+    return "server" if views == {"server"} else "personal"
+
+
 def read_record(folder: Path) -> Record:
     """Read everything that a report shows about a run. Anything that an unfinished or older run lacks is empty."""
     try:
