@@ -159,7 +159,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedpeft/table7/vit_s_in21k/bias": FEDPEFT | {"model.name": "vit_small_patch16_224.augreg_in21k"},
     "fedpeft/table8/n64_m8_skewed/full": FEDPEFT | {"data.val": 0.2, "train.lr": 5e-4},
     "pfededit/table1/cifar10_dh80/fedrep": PFEDEDIT,
-    "pfededit/table1/cifar10_dh80/distrans": PFEDEDIT | {"method.offset_lr": 1e-3},
+    "pfededit/table1/cifar10_dh80/distrans": PFEDEDIT | {"method.offset_lr": 1e-3, "method.offsets": None},
+    "pfededit/table1/cifar10_dh0/distrans": PFEDEDIT
+    | {"partition.level": 0, "method.a": 0.3, "method.offsets": "server"},
     "pfededit/table1/cifar100_dh40/pfededit": PFEDEDIT
     | {"data.name": "cifar100", "partition.level": 40, "model.image_size": 224, **COUNTED},
     "pfededit/table1/lyme_dh50/pfededit": PFEDEDIT | VIT_B | {"data.name": "lyme", "partition.level": 50, **COUNTED},

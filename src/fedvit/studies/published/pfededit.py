@@ -56,8 +56,8 @@ def _row(name: str, column: Column) -> tuple[Tables, str]:
         case "moon" if data == "cifar10":
             return method(name, mu=5.0), "mu as MOON's authors use it on CIFAR-10."
         case "distrans" if column.settings["partition"]["level"] == 0:
-            own = method(name, a=0.3, offset_lr=0.001)
-            return own, "a and offset_lr as DisTrans's authors use them for i.i.d. data."
+            own = method(name, a=0.3, offset_lr=0.001, offsets="server")
+            return own, "As DisTrans's authors have it for i.i.d. data: the server makes the offsets."
         case "distrans":
             return method(name, offset_lr=0.001), "offset_lr as DisTrans's authors use it."
         case "cd2_pfed" | "partialfed":
