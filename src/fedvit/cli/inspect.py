@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
-    """List each entry's name, one-sentence summary and options; a method's summary is the first line of its file."""
+    """List each entry's name, one-sentence summary, departures from its paper, and options.
+
+    A method's summary is the first line of its file.
+    """
     from fedvit.methods import METHODS
     from fedvit.methods.tunes import TUNES
 
@@ -26,8 +29,14 @@ def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
         text = sys.modules[function.__module__].__doc__ if kind == "methods" else function.__doc__
         parameters = inspect.signature(function).parameters
         defaults = {key: parameter.default for key, parameter in parameters.items()}
-        entries.append({"name": name, "summary": (text or "").strip().splitlines()[0], "options": defaults})
+        summary = (text or "").strip().splitlines()[0]
+        entries.append({"name": name, "summary": summary, "departs": departures(text or ""), "options": defaults})
     return [*entries, *outside_methods()] if kind == "methods" else entries
+
+
+def departures(text: str) -> str:
+    """Return what a docstring says after `Departs from the paper:`, up to the end of the paragraph, as one line."""
+    return " ".join(text.partition("Departs from the paper:")[2].partition("\n\n")[0].split())
 
 
 def outside_methods() -> list[dict[str, Any]]:
@@ -64,7 +73,10 @@ def catalogue_tables() -> list[Table]:
         table.add_column("options (--set)")
         for entry in catalogue(kind):
             options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
-            table.add_row(entry["name"], escape(entry["summary"]), options)
+            told = entry["summary"]
+            if kind == "tunes" and not entry["departs"].startswith("nothing"):
+                told = f"{told} Departs from the paper: {entry['departs']}"
+            table.add_row(entry["name"], escape(told), options)
         tables.append(table)
     return tables
 

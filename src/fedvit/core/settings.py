@@ -75,6 +75,10 @@ class DataSettings(Table):
     test: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.25, description="Fraction held out for testing if the source has no test set."
     )
+    join_val: bool = Field(
+        default=True,
+        description="Train on the validation images of PCam, an npz file or a folder, too; false leaves them out.",
+    )
     val: Share = Field(default=0.0, description="Fraction of each client's training images held out for validation.")
     unseen: Annotated[int, Field(ge=0)] = Field(
         default=0, description="Number of clients that never train and are scored separately."

@@ -125,8 +125,10 @@ def is_tiny_imagenet(root: Path) -> bool:
     return (root / "wnids.txt").is_file() and (root / "train").is_dir()
 
 
-def scan(root: Path, layout: Layout, class_list: Sequence[str], patient: str | None = None) -> Scan:
-    """Find every image file with its class, site and part."""
+def scan(
+    root: Path, layout: Layout, class_list: Sequence[str], patient: str | None = None, *, join_val: bool = True
+) -> Scan:
+    """Find every image file with its class, site and part; validation images that no test needs may be left out."""
     if layout == "tiny_imagenet" or (layout == "auto" and is_tiny_imagenet(root)):
         return _scan_tiny_imagenet(root)
     placed = [
@@ -145,6 +147,8 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str], patient: str | N
     test_part = "test" if "test" in parts else "val" if "val" in parts and "train" in parts else None
     files, labels, tests, owners = [], [], [], []
     for _, where, members in placed:
+        if where.part == "val" != test_part and not join_val:
+            continue
         for file in members:
             files.append(file)
             labels.append(names.index(where.label))

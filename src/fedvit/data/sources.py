@@ -42,7 +42,7 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
     elif path is not None and has_files(path):
         whole = _from_files(path, settings, None if size is None else settings.size or size)
     elif path is not None:
-        whole = from_npz(path)
+        whole = from_npz(path, join_val=settings.join_val)
     else:
         raise UserError(unknown(settings))
     return whole
@@ -75,7 +75,7 @@ def scan_files(path: Path, settings: DataSettings) -> folders.Scan:
     """Find all files of a folder or manifest, with what their places or the manifest say about each."""
     if manifest.is_manifest(path):
         return manifest.scan_manifest(path, settings)
-    found = folders.scan(path, settings.layout, settings.class_list, settings.patient)
+    found = folders.scan(path, settings.layout, settings.class_list, settings.patient, join_val=settings.join_val)
     if settings.patient is None:
         return found
     names = [file.relative_to(path).as_posix() for file in found.files]
@@ -147,8 +147,11 @@ def digits_from_sklearn() -> tuple[np.ndarray, np.ndarray]:
     return found.data, found.target
 
 
-def from_npz(path: Path) -> Dataset:
-    """Load MedMNIST's npz layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
+def from_npz(path: Path, *, join_val: bool = True) -> Dataset:
+    """Load MedMNIST's npz layout: train_images, train_labels, test_*, and optionally class_names and val_*.
+
+    Validation images join the training images, or are left out.
+    """
     try:
         _check_claims(path)
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -163,7 +166,7 @@ def from_npz(path: Path) -> Dataset:
     missing = [key for key in needed if key not in arrays]
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'nothing'}")
-    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
+    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays and (join_val or part != "val")]
     images, labels, tests = [], [], []
     for part in parts:
         if f"{part}_labels" not in arrays:
