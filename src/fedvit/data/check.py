@@ -253,7 +253,8 @@ def _problem_with(file: Path, window: str | None) -> tuple[str, str]:
         return "unreadable", f"cannot be opened: {problem.strerror}"
     except (UnreadableError, UserError) as problem:
         text = str(problem).removeprefix(f"{file} ")
-        kinds = {"is not an image": "not an image", "truncated": "truncated", "million": "too large"}
+        large = {"over 89 million": "too large", "decompression bomb": "too large"}  # the second if warnings are errors
+        kinds = {"is not an image": "not an image", "truncated": "truncated", **large}
         return next((kind for word, kind in kinds.items() if word in text), "unreadable"), text
 
 

@@ -66,10 +66,10 @@ def read_frame(file: Path, most_pixels: int) -> Frame:
         raise
     except OSError as problem:
         if problem.errno is None:
-            raise UnreadableError(f"{file} is damaged: it cannot be read as DICOM") from problem
+            raise UnreadableError(f"{file} is damaged: it cannot be read as DICOM") from None
         raise UserError(f"{file} cannot be opened: {problem.strerror}") from problem
-    except Exception as problem:  # whatever a decoder raises, the file is at fault
-        raise UnreadableError(f"{file} is damaged: it cannot be read as DICOM ({type(problem).__name__})") from problem
+    except Exception as problem:  # whatever a decoder raises, the file is at fault; its text may quote the header
+        raise UnreadableError(f"{file} is damaged: it cannot be read as DICOM ({type(problem).__name__})") from None
 
 
 def _decoded(pydicom: Any, header: Any, file: Path) -> NDArray[Any]:
@@ -106,12 +106,12 @@ def patients_from_headers(files: Sequence[Path], *, skip_bad: bool) -> tuple[str
     for number, file in enumerate(files):
         try:
             header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=["PatientID"])
-        except Exception as problem:  # its text may quote the header
+        except Exception:  # its text may quote the header
             if not skip_bad:
                 raise UserError(
                     f"{file} cannot be read as DICOM, so data.patient=dicom finds no patient in it: `fedvit datasets` "
                     "lists all bad files, and --set data.skip_bad=true skips them"
-                ) from problem
+                ) from None
             found.append(f"unreadable {number}")
             continue
         found.append(str(header.get("PatientID") or "").strip())

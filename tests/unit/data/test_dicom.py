@@ -177,6 +177,7 @@ def test_what_cannot_be_read_says_why_and_quotes_no_header(file: Path, tmp_path:
             shown(file)
         assert SECRET not in str(caught.value)
         assert "MRN" not in str(caught.value)
+        assert caught.value.__cause__ is None  # a traceback in a log would show what pydicom quotes
 
     whole = dicom(file, ramp(0, 4000)).read_bytes()
     file.write_bytes(whole[:-40])
