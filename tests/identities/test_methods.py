@@ -93,6 +93,18 @@ def test_pfededit_that_edits_nothing_is_fedavg_with_equal_weights(tmp_path: Path
     assert not same_trees(plain.shared, with_probe.shared)  # it did hold images out
 
 
+def test_pfededit_that_always_edits_all_norms_is_fedbn(tmp_path: Path) -> None:
+    """The last point of Figure 2's norms. The norms of the server differ, and nobody uses them."""
+    sets, everyone = {"metric": "random", "flexible": False, "layers": "norms", "k": 9}, {"cohort": 12, "rounds": 3}
+    edited, bench = ended("pfededit", tmp_path / "a", sets, **everyone)
+    plain, other = ended("fedbn", tmp_path / "b", {"weighting": "equal"}, other=bench, **everyone)
+    assert plain.shared.keys() < edited.shared.keys()
+    assert same_trees({name: edited.shared[name] for name in plain.shared}, plain.shared)
+    last, personal = memories(bench, "last"), memories(other, "personal")
+    for name in personal:
+        assert same_trees({key: last[name][key] for key in personal[name]}, personal[name])
+
+
 def test_fedala_mixes_exactly_the_last_tensors_and_takes_the_others_over(tmp_path: Path) -> None:
     bench = Bench(tiny("fedala", {"p": 3, "most_epochs": 1}), tmp_path)
     last = {name: tensor + 0.05 for name, tensor in bench.net.initial.items()}

@@ -5,13 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torchvision.models import DenseNet
 
 from fedvit.config.load import load_experiment
 from fedvit.core import tree
 from fedvit.core.settings import FromPython
 from fedvit.core.training import holding
-from fedvit.methods.layer_editing import Replay, edited_logits, layers_of, probe_batches
+from fedvit.methods.layer_editing import edited_logits, layers_of, probe_batches
+from fedvit.models.replay import Replay
 from tests.conftest import TINY, Bench, tiny
+
+OWN = {"image_size": 8, "patch_size": None}
 
 
 class Tokens(nn.Module):
@@ -29,7 +33,6 @@ class Tokens(nn.Module):
         return out
 
 
-OWN = {"image_size": 8, "patch_size": None}
 MODELS = {
     "ViT": ({}, {}),
     "ViT, prefix": ({"tune": "prefix"}, {}),
@@ -43,11 +46,21 @@ MODELS = {
     "CaiT, whose attention blocks own weights": ({"model": "cait_xxs24_224", "image_size": 32, "patch_size": None}, {}),
     "ResNet": ({"model": "resnet18", "image_size": 32, "patch_size": None}, {}),
     "ResNet, 54 layers": ({"model": "resnet18", "image_size": 32, "patch_size": None}, {"method.layers": "resnet54"}),
+    "ViT, the paper's layers": ({}, {"method.layers": "paper"}),
+    "ResNet, the paper's layers": (
+        {"model": "resnet18", "image_size": 32, "patch_size": None},
+        {"method.layers": "paper"},
+    ),
+    "four linear layers": ({"model": "mlp", "image_size": 8, "patch_size": None}, {"method.layers": "paper"}),
+    "a small DenseNet": (OWN, {}),
+    "a small DenseNet, the paper's layers": (OWN, {"method.layers": "paper"}),
     "no blocks we know": ({"model": "shufflenet_v2_x0_5", "image_size": 32, "patch_size": None}, {}),
     "torch's encoder layer, whose parts are not called": (OWN, {}),
     "torch's attention, whose output is a pair": (OWN, {}),
 }
 MODULES = {  # those from Python
+    "a small DenseNet": lambda: DenseNet(4, (2, 2), 8, num_classes=10),
+    "a small DenseNet, the paper's layers": lambda: DenseNet(4, (2, 2), 8, num_classes=10),
     "torch's encoder layer, whose parts are not called": lambda: nn.TransformerEncoderLayer(
         16, 2, 32, batch_first=True
     ),
@@ -62,15 +75,19 @@ def overridden(module: nn.Module) -> dict[str, object]:
 @pytest.mark.parametrize("case", MODELS)
 def test_sharing_activations_changes_no_prediction(case: str, tmp_path: Path) -> None:
     flags, sets = MODELS[case]
-    own = FromPython(module=Tokens(MODULES[case]()) if case in MODULES else None)
+    made = MODULES[case]() if case in MODULES else None
+    own = FromPython(module=made if made is None or isinstance(made, DenseNet) else Tokens(made))
     settings = {**TINY, "method": "pfededit", **flags}
     bench = Bench(load_experiment(None, {"probe": 0.3, **sets}, settings, own=own), tmp_path)
     net, client = bench.net, bench.worker.client("0", 1, {})
     generator = torch.Generator().manual_seed(0)
-    base, other = (
-        {name: t + 0.05 * torch.randn(t.shape, generator=generator).abs() for name, t in net.initial.items()}
-        for _ in range(2)
-    )  # plugins start at zero, where half of their weights have no effect
+
+    def moved(name: str, start: torch.Tensor) -> torch.Tensor:
+        noise = 0.05 * torch.randn(start.shape, generator=generator)
+        return start + (noise.abs() if "running_var" in name else noise)
+
+    # Plugins start at zero, where half of their weights have no effect.
+    base, other = ({name: moved(name, start) for name, start in net.initial.items()} for _ in range(2))
     layers = layers_of(net.module, net.roles.trainable, bench.experiment.method["layers"])
     before = overridden(net.module)
     quick = edited_logits(client, base, other, layers)

@@ -24,9 +24,8 @@ from fedvit.methods.apfl import stepped
 from fedvit.methods.fed_lamb import Lamb
 from fedvit.methods.fed_rod import balanced_softmax, teach_maker
 from fedvit.methods.fed_rod import made as made_head
-from fedvit.methods.layer_editing import probe_batches
+from fedvit.methods.layer_editing import Size, probe_batches, ranking
 from fedvit.methods.moon import contrast, features
-from fedvit.methods.pfededit import Size, ranking
 from fedvit.models.groups import state
 from fedvit.models.plugins.attach import attach
 from fedvit.models.plugins.specs import HeadMaker, Offset, Projection, SecondHead

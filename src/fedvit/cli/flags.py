@@ -38,7 +38,7 @@ class Flags:
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model: a timm ViT or DeiT, resnet18, resnet50, resnet50_gn or shufflenet_v2_x0_5 (default: vit_micro)."
+            help="Model: a timm ViT or DeiT, resnet18, resnet50, resnet50_gn, densenet121, shufflenet_v2_x0_5 or mlp (default: vit_micro)."
         ),
     ] = None
     image_size: Annotated[

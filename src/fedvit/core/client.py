@@ -106,7 +106,7 @@ class Client:
         kept = self.memory.get("personal")
         return kept if isinstance(kept, dict) else {name: self.initial[name] for name in self.roles.personal}
 
-    def recall(self, key: str) -> Tree:
-        """Return a tree from the client's memory, or the initial weights if there is none of this name yet."""
+    def recall(self, key: str, otherwise: Tree | None = None) -> Tree:
+        """Return a tree from the client's memory, or `otherwise`, by default the initial weights, if there is none."""
         kept = self.memory.get(key)
-        return kept if isinstance(kept, dict) else self.initial
+        return kept if isinstance(kept, dict) else self.initial if otherwise is None else otherwise

@@ -26,7 +26,8 @@ class LayerChoice:
     """Each client chooses among layers and reports its choice as a mask over them, in the group `choice`."""
 
     layers: Callable[[nn.Module, Roles], Sequence[str]]  # their names
-    probe: float  # the fraction of a client's training images that is held out for choosing
+    probe: float  # the fraction of a client's training images by which it chooses
+    held_out: float | None = None  # the fraction that is not trained on; None: those by which it chooses
 
 
 class Report(NamedTuple):

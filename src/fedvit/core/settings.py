@@ -123,7 +123,9 @@ class ModelSettings(Table):
 
     name: str = Field(
         default="vit_micro",
-        description="vit_micro, a ViT or DeiT of timm, resnet18, resnet50, resnet50_gn or shufflenet_v2_x0_5.",
+        description=(
+            "vit_micro, a ViT or DeiT of timm, resnet18, resnet50, resnet50_gn, densenet121, shufflenet_v2_x0_5 or mlp."
+        ),
     )
     image_size: Count | None = Field(
         default=None, description="Height and width of the input images in pixels; default: the model's own."

@@ -65,9 +65,10 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
     if dataset is None:
         dataset = load_dataset(data, input_size(experiment.model))
     plan = plan_of(experiment)
-    probe = plan.choice.probe if isinstance(plan, Plan) and plan.choice is not None else 0.0
+    choice = plan.choice if isinstance(plan, Plan) else None
+    probe, held_out = (0.0, None) if choice is None else (choice.probe, choice.held_out)
     settings, batch = experiment.partition, experiment.train.batch
-    return dataset, partition_dataset(dataset, settings, data, batch=batch, seed=seed, probe=probe)
+    return dataset, partition_dataset(dataset, settings, data, batch=batch, seed=seed, probe=probe, held_out=held_out)
 
 
 class Worker:

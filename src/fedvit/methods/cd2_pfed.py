@@ -1,11 +1,10 @@
 """CD2-pFed (Shen et al. 2022): a growing share of every tensor's channels is private, and both parts learn to agree.
 
 In round 1 everything is shared; by round `ramp` a `share` of each tensor's output channels (the last ones) is private
-and no longer sent. The loss is the cross-entropy of the whole network, plus `weight` times the symmetric KL divergence
-between the outputs of two sub-networks: the one of shared channels and the one of private channels, each with the
-other's weights set to zero. The classifier is split by its inputs, so that no class is private, and its bias is shared.
-share=0 is FedAvg; share=1 with ramp=1 is Local except for the classifier's bias. The traffic falls from round to round;
-`fedvit cost` shows the first round, which is the most expensive.
+and no longer sent, so `fedvit cost` shows the first round, the most expensive. The loss is the cross-entropy of the
+whole network, plus `weight` times the symmetric KL divergence between two sub-networks: that of shared channels and
+that of private ones, each with the other's weights set to zero. The classifier is split by its inputs, so that no class
+is private, and its bias is shared. share=0 is FedAvg; share=1 with ramp=1 is Local except for the classifier's bias.
 
 Departs from the paper: we had only its abstract and a summary, so the following are assumptions: linear growth over
 `ramp` rounds (a client does not know the length of the run), the share, weight and temperature, gradients through both
@@ -15,13 +14,13 @@ turns averaging off; below 1, each epoch has a fresh optimizer. A client's priva
 weights, or from the initial ones. In the server's view, channels that nobody shares any more keep their last values.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from fedvit.core import tree
@@ -32,51 +31,13 @@ from fedvit.core.server import Server
 from fedvit.core.settings import Count, Fraction, NotNegative, Positive
 from fedvit.core.training import Loss, cross_entropy, descend
 from fedvit.core.tree import Tree
-from fedvit.models.plugins.attach import classifier_names
+from fedvit.models.channels import cut, paste, places
 
 Ramp = partial[float]  # from a round's number to its private share
 
 
 def _private_share(round_: int, share: float, ramp: int) -> float:
     return share * (1.0 if ramp == 1 else min(1.0, (round_ - 1) / (ramp - 1)))
-
-
-def places(module: nn.Module, weights: Mapping[str, Tensor]) -> Tree:
-    """Locate each channel within its layer's width, from 0 to below 1, in a shape that multiplies the tensor.
-
-    What is always shared is at -1. A tensor whose width is a multiple of the model's (queries, keys, values) counts as
-    several layers side by side.
-    """
-    heads, found = classifier_names(module), {}
-    for name, tensor in weights.items():
-        owner = name.rpartition(".")[0]
-        first = isinstance(module.get_submodule(owner), nn.Linear | nn.modules.conv._ConvNd)
-        axis = 0 if first and owner not in heads else tensor.ndim - 1
-        shape = [size if i == axis else 1 for i, size in enumerate(tensor.shape)]
-        if tensor.ndim == 0 or (owner in heads and tensor.ndim == 1):
-            found[name] = torch.full(shape, -1.0)
-            continue
-        size = tensor.shape[axis]
-        model_width = int(getattr(module, "embed_dim", size))
-        width = model_width if size % model_width == 0 else size
-        found[name] = (torch.arange(size) % width / width).view(shape)
-    return found
-
-
-def _channels(place: Tensor, private: float) -> tuple[int, Tensor]:
-    """Return the axis of a tensor's channels and the indices of the shared ones."""
-    axis = next((i for i, size in enumerate(place.shape) if size > 1), 0)
-    return axis, (place.flatten() < 1 - private).nonzero().flatten()
-
-
-def cut(weights: Tree, place: Tree, private: float) -> Tree:
-    """Keep only the shared channels."""
-    return {name: tensor.index_select(*_channels(place[name], private)) for name, tensor in weights.items()}
-
-
-def paste(whole: Tree, cuts: Tree, place: Tree, private: float) -> Tree:
-    """Replace the shared channels of `whole`."""
-    return {**whole, **{n: whole[n].index_copy(*_channels(place[n], private), part) for n, part in cuts.items()}}
 
 
 def _send_channels(server: Server, client: str, ramp: Ramp) -> Payload:
@@ -116,13 +77,10 @@ def two_way_loss(client: Client, private: float, weight: float, temperature: flo
 
 def _train_both(client: Client, start: Tree, ramp: Ramp, weight: float, temperature: float, beta: float) -> Tree:
     loss = two_way_loss(client, ramp(client.round), weight, temperature)
-    if beta == 1:
-        end = descend(client, start, loss=loss)
-    else:
-        end = start
-        for epoch in range(client.settings.epochs):
-            trained = descend(client, end, epochs=1, tag=f"train {epoch}", loss=loss)
-            end = {name: torch.lerp(end[name], tensor, beta) for name, tensor in trained.items()}
+    end = descend(client, start, loss=loss) if beta == 1 else start
+    for epoch in range(client.settings.epochs if beta < 1 else 0):
+        trained = descend(client, end, epochs=1, tag=f"train {epoch}", loss=loss)
+        end = {name: torch.lerp(end[name], tensor, beta) for name, tensor in trained.items()}
     client.memory["own"] = end
     return end
 

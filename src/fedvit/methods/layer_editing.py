@@ -1,14 +1,14 @@
-"""Model editing: replace one layer of a model at a time with another model's, without computing anything twice."""
+"""Model editing: which layers a model has, what each one changes when another model's takes its place, and the best."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from fedvit.core import tree
 from fedvit.core.batches import Batch, image_batches
@@ -18,9 +18,14 @@ from fedvit.core.roles import state_names
 from fedvit.core.training import holding, load_
 from fedvit.core.tree import Tree
 from fedvit.models.groups import NORMS
+from fedvit.models.mlp import Mlp
+from fedvit.models.replay import Replay
 
-Rule = Literal["leaves", "norms", "resnet54"]
+Rule = Literal["leaves", "norms", "main_norms", "paper", "resnet54"]
+Metric = Literal["prediction_list", "te", "loss", "accuracy", "random"]
 PROBE_BATCH = 32
+STEM = ("conv1", "bn1", "relu", "maxpool", "avgpool")
+IN_BLOCK = ("norm1", "attn", "attn.proj", "norm2", "mlp.fc1", "mlp.act", "mlp.drop1", "mlp.fc2", "mlp.drop2")
 
 
 @dataclass(frozen=True)
@@ -35,44 +40,64 @@ def layers_of(module: nn.Module, trainable: Collection[str], rule: Rule = "leave
     """List the layers that can be edited, in model order.
 
     `leaves`: every module below the model itself that owns trainable weights, including the classifier. `norms`: only
-    the normalization layers among them. `resnet54`: the 54 layers that PFedEdit's authors count in ResNet18, some of
-    which have no weights and some of which lie inside others.
+    the normalization layers among them, `main_norms`: only those outside a ResNet's shortcuts. `paper`: those that
+    PFedEdit's paper counts, `resnet54`: those that its code counts in a ResNet; some of these have no weights, and some
+    lie inside others.
     """
-    if rule == "resnet54":
-        named = {path: [n for n in state_names(module) if n.startswith(path + ".")] for path in resnet54(module)}
+    if rule in ("paper", "resnet54"):
+        paths = paper_layers(module) if rule == "paper" else resnet54(module)
+        named = {path: [n for n in state_names(module) if n.startswith(path + ".")] for path in paths}
         found = [Layer(path, tuple(n for n in names if n in trainable)) for path, names in named.items()]
         if not any(layer.tensors for layer in found):
-            raise UserError("this tune trains none of the 54 layers, which leaves nothing to edit: use --tune full")
+            count = f"{len(found)} layers that the {'paper' if rule == 'paper' else 'code'} counts"
+            raise UserError(f"this tune trains none of the {count}, which leaves nothing to edit: use --tune full")
         return [layer for layer in found if layer.tensors or not named[layer.name]]
     owned: dict[str, list[str]] = {path: [] for path, _ in module.named_modules() if path}
     for name in state_names(module):
         if name in trainable and "." in name:
             owned[name.rpartition(".")[0]].append(name)
-    if rule == "norms":
+    if rule != "leaves":
         owned = {path: names for path, names in owned.items() if isinstance(module.get_submodule(path), NORMS)}
+        if rule == "main_norms":
+            owned = {path: names for path, names in owned.items() if "downsample" not in path.split(".")}
         if not any(owned.values()):
             raise UserError("no normalization layer is trained, which leaves nothing to edit: use layers=leaves")
     return [Layer(path, tuple(names)) for path, names in owned.items() if names]
 
 
+def paper_layers(module: nn.Module) -> list[str]:
+    """Name the layers that the paper counts: ResNet18 54, ResNet50 107, DenseNet121 370, ViT-B 111, its perceptron 4.
+
+    Each network has its own rule. ResNet18 leaves the classifier out and has the ReLUs and the shortcuts as well as
+    their parts; ResNet50 and Mlp have every module with weights; DenseNet121 has every module without parts, with
+    weights or not, and four that consist of others; a ViT has the attention as a whole and its output projection.
+    """
+    from torchvision.models import DenseNet, ResNet
+    from torchvision.models.resnet import Bottleneck
+
+    parts = {path: part for path, part in module.named_modules() if path}
+    match module:
+        case ResNet() if not any(isinstance(part, Bottleneck) for part in parts.values()):
+            return resnet54(module)
+        case ResNet() | Mlp():
+            return [path for path, part in parts.items() if any(True for _ in part.parameters(recurse=False))]
+        case DenseNet():
+            joined = [path for path in parts if path == "features" or path.split(".")[-1].startswith("transition")]
+            return [path for path, part in parts.items() if path in joined or not any(part.children())]
+    blocks = [path for path in parts if path.startswith("blocks.") and path.split(".", 2)[-1] in IN_BLOCK]
+    if not blocks:
+        kinds = "ResNet, DenseNet, ViT or mlp"
+        raise UserError(f"layers=paper is for a {kinds}, found {type(module).__name__}: use layers=leaves")
+    return [path for path in parts if path in (*blocks, "patch_embed.proj", "norm", "head")]
+
+
 def resnet54(module: nn.Module) -> list[str]:
+    """Name the layers that the authors' code counts in a ResNet."""
     paths = [path for path, _ in module.named_modules()]
-    stem = [path for path in paths if path in ("conv1", "bn1", "relu", "maxpool", "avgpool")]
     inner = [path for path in paths if path.startswith("layer") and path.count(".") >= 2]
     if not inner:
         raise UserError(f"layers=resnet54 is for ResNets, found {type(module).__name__}: use layers=leaves")
-    return stem + inner
-
-
-def _units_of(module: nn.Module) -> list[nn.Module]:
-    """List the blocks that form the model's chain, or none if we do not know them."""
-    if hasattr(module, "blocks"):
-        return list(module.blocks.children())  # type: ignore[union-attr]
-    from timm.models import resnet as timm_resnet
-    from torchvision.models import resnet
-
-    kinds = (resnet.BasicBlock, resnet.Bottleneck, timm_resnet.BasicBlock, timm_resnet.Bottleneck)
-    return [part for part in module.modules() if isinstance(part, kinds)]
+    return [path for path in paths if path in STEM] + inner
 
 
 @torch.no_grad()
@@ -104,109 +129,32 @@ def probe_batches(client: Client) -> Iterator[Batch]:
     return image_batches(client.data, client.data.probe, PROBE_BATCH, client.inputs, client.settings.device)
 
 
-Position = tuple[int, int]  # number of an outer call, and of an inner call inside it
+@dataclass(frozen=True)
+class Size:
+    """How many layers to restore: k of them, or a share of all, rounded up."""
+
+    k: int | None
+    ratio: float
+
+    def of(self, layers: int) -> int:
+        return self.k if self.k is not None else math.ceil(self.ratio * layers - 1e-9)
 
 
-class Replay:
-    """A forward pass recorded as a list of calls, so that it can restart at any of them.
-
-    Outer calls are those of units (blocks) and of the layers outside them; their outputs are kept. Inner calls are
-    those of the layers inside a unit; their outputs are kept only for the unit that is being edited.
-    """
-
-    def __init__(self, module: nn.Module, forward: Callable[[], Tensor]):
-        self.module, self.forward = module, forward
-        self.units = set(_units_of(module))
-        self.outer: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]] = []
-        self.inner: list[Any] = []  # outputs inside unit `reached`
-        self.first: dict[nn.Module, Position] = {}  # first call of each layer
-        self.depth, self.count, self.inner_count = 0, 0, 0
-        self.reached = -1
-        self.mode: Literal["record", "record unit", "replay"] = "record"
-        self.resume: Position = (0, 0)
-        self.originals: dict[nn.Module, Callable[..., Any]] = {}
-
-    @contextmanager
-    def watching(self) -> Iterator["Replay"]:
-        """Watch every layer and unit, and record the plain pass."""
-        layers = {m for p, m in self.module.named_modules() if p and (_owns(m) or not any(m.children()))}
-        overridden = {m: m.__dict__.get("forward") for m in layers | self.units}
-        try:
-            for part in overridden:
-                self.originals[part] = part.forward
-                part.forward = lambda *args, part=part, **kwargs: self.call(part, args, kwargs)
-            self.output = self.forward()
-            yield self
-        finally:
-            for part, forward in overridden.items():
-                del part.forward
-                if forward is not None:
-                    part.forward = forward
-
-    def start_of(self, name: str) -> Position | None:
-        """Find the first call of a layer, or of the first layer inside a container; None if it is never called.
-
-        A layer inside a module that is watched as a whole counts as called where that module is.
-        """
-        members = [self.first[m] for m in self.module.get_submodule(name).modules() if m in self.first]
-        while not members and "." in name:
-            name = name.rpartition(".")[0]
-            owner = self.module.get_submodule(name)
-            members = [self.first[owner]] if owner in self.first else []
-        return min(members, default=None)
-
-    def reach(self, outer: int) -> None:
-        """Record the outputs inside this unit, unless they are already recorded."""
-        part, args, kwargs, _ = self.outer[outer]
-        if outer != self.reached:
-            self.reached, self.inner, self.mode = outer, [], "record unit"
-            if part in self.units:
-                self.depth, self.inner_count = 1, 0
-                self.originals[part](*args, **kwargs)
-                self.depth = 0
-
-    def run_from(self, start: Position) -> Tensor:
-        """Run the pass with everything before `start` taken from the record."""
-        self.mode, self.resume, self.count = "replay", start, 0
-        return self.forward()
-
-    def call(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.call_outer(part, args, kwargs) if self.depth == 0 else self.call_inner(part, args, kwargs)
-
-    def call_outer(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        number = self.count
-        self.count += 1
-        if self.mode == "replay" and number < self.resume[0]:
-            return _copied(self.outer[number][3])  # a copy, because the network may write into it
-        self.first.setdefault(part, (number, 0))
-        self.depth, self.inner_count = (1, 0) if part in self.units else (2, 0)
-        output = self.originals[part](*args, **kwargs)
-        self.depth = 0
-        if self.mode == "record":
-            self.outer.append((part, args, kwargs, _copied(output)))
-        return output
-
-    def call_inner(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.depth == 2:  # inside a layer that is watched as a whole
-            return self.originals[part](*args, **kwargs)
-        number = self.inner_count
-        self.inner_count += 1
-        editing = self.mode == "replay" and self.count - 1 == self.resume[0]
-        if editing and number < self.resume[1]:
-            return _copied(self.inner[number])
-        self.first.setdefault(part, (self.count - 1, number))
-        self.depth = 2
-        output = self.originals[part](*args, **kwargs)
-        self.depth = 1
-        if self.mode == "record unit":
-            self.inner.append(_copied(output))
-        return output
-
-
-def _copied(output: Any) -> Any:
-    """Clone the tensors in a layer's output, whatever its structure."""
-    return tree_map_only(Tensor, torch.clone, output)
-
-
-def _owns(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters(recurse=False))
+def ranking(logits: Tensor, own: Tensor, y: Tensor, metric: Metric) -> list[int]:
+    """Rank layers, best first, by logits (layers, images, classes) of edits and (images, classes) of the own model."""
+    edited, alone = (F.log_softmax(v.double(), dim=-1) for v in (logits, own))
+    chance = edited.exp().gather(-1, y.expand(len(edited), -1).unsqueeze(-1)).squeeze(-1)
+    before = alone.exp().gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    effect = chance / before.clamp(min=1e-12) - 1
+    right = logits.argmax(-1) == y
+    better, worse = effect > 0, effect < 0
+    cases = (right & better, right & worse, ~right & better, ~right & worse)
+    te = effect.mean(1)
+    keys: dict[Metric, tuple[Tensor, ...]] = {
+        "prediction_list": (*(case.sum(1) for case in cases), te),
+        "te": (te,),
+        "loss": (chance.clamp(min=1e-300).log().mean(1),),
+        "accuracy": (right.sum(1),),
+    }
+    columns = [key.tolist() for key in keys[metric]]
+    return sorted(range(len(logits)), key=lambda layer: tuple(-column[layer] for column in columns))

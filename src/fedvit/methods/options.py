@@ -41,6 +41,7 @@ MEANINGS = {
     "finetune": "What is fine-tuned before a test: the head, or everything.",
     "flexible": "Choose layers anew in every round; false keeps the first choice.",
     "head_epochs": "Epochs of the head per round.",
+    "held_out": "Fraction of each client's training images that it does not train on; default: probe.",
     "hyper": "Let a shared network make the personal head from the class frequencies.",
     "hyper_lr": "Learning rate of that network.",
     "init": "How the added weights start.",
@@ -48,8 +49,12 @@ MEANINGS = {
     "keep": "Layer groups that a client keeps from its last training, joined by commas.",
     "lam": "Strength of the pull towards the received weights.",
     "last_block": "Keep the whole last block personal, too.",
-    "layers": "Which layers may be restored: every leaf module, the norms, or as the authors' code counts them.",
+    "layers": (
+        "Which layers may be restored: every leaf module, the norms, those outside shortcuts, or as the paper counts "
+        "them; resnet54 is its count for ResNets."
+    ),
     "lora.alpha": "Scale of the low-rank change, divided by the rank.",
+    "maker_lr": "Learning rate of the server's network that makes offsets.",
     "masking": "Leave classes that a client lacks out of its loss and of the mean.",
     "metric": "How a restored layer is judged on the probe images.",
     "mild": "Deviation of the noise on the first copy of the residuals.",
@@ -60,6 +65,7 @@ MEANINGS = {
     "most_epochs": "Most epochs of the first learning of the merge.",
     "mu": "Strength of the pull towards the received weights.",
     "offset_lr": "Learning rate of the offset image; default: a fifth of train.lr.",
+    "offsets": "Whether offsets are the clients' own, or made by the server from the classes' proportions.",
     "p": "Number of last tensors that are merged by learned weights.",
     "per_fedavg.beta": "Rate of the outer step; default: train.lr.",
     "per_layer": "One adapter per block instead of one for all.",
@@ -72,7 +78,7 @@ MEANINGS = {
     "ramp": "Rounds until the full share is private.",
     "rank": "Rank of the change.",
     "rates": "Widths of the clients' models: a list given to them in turn, or name=rate for each.",
-    "ratio": "Share of the layers to restore.",
+    "ratio": "Share of the layers to restore, rounded up.",
     "receives": "Who gets the averaged heads and tails: all clients, or those of the round.",
     "s": "Scale of the prefix.",
     "scaler": "Divide hidden outputs by the rate in training.",

@@ -20,9 +20,7 @@ from fedvit.models.groups import groups
 
 
 def _load_part(client: Client, down: Payload) -> Tree:
-    kept = client.memory.get("kept", {})
-    assert isinstance(kept, dict)
-    return tree.overlay(overwrite(client, down), kept)
+    return tree.overlay(overwrite(client, down), client.recall("kept", {}))
 
 
 def _train_and_keep(client: Client, start: Tree, keep: Selector) -> Tree:

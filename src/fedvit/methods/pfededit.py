@@ -1,26 +1,29 @@
 """PFedEdit (Yuan et al. 2024): each client uses model editing to choose which layers of its last model to restore.
 
 Each layer of the received model is replaced, one at a time, with the client's own and tried on held-out probe images;
-the best k replacements stay. Everything is trained, sent and averaged; the choice is sent as a mask. Clients are tested
-with the edited model.
-Departs from the paper: nothing, but its released code does something else (nested layers are never exchanged, and the
-probe images are shuffled between the two predictions that are compared). Ties go to the larger mean effect, then to
-the earlier layer. flexible=false keeps the first choice: probe images are tried only at a client's first editing.
-layers=resnet54 counts layers as its code does; layers=norms edits only normalization layers (its Figure 2).
+the best k replacements stay, k being a share of the layers, rounded up. Everything is trained, sent and averaged; the
+choice is sent as a mask. Clients are tested with the edited model.
+
+Departs from the paper: the layers are by default all modules with weights (41 in ResNet18) instead of the paper's
+count (54, layers=paper), which has some that hold no weights: an edit of these changes nothing and can take a place.
+Probe images are never trained on, as in its parameter study and code, where its algorithm trains on all images;
+`held_out` holds more out than are tried. Equal prediction lists go to the larger mean effect, then to the earlier
+layer; its code has the effect before the last count, which is the same unless an effect is exactly zero. Every client
+is tested after every round, and the last round counts, not the best. A client that is not sampled edits with its last
+model. flexible=false keeps the layers of a client's first editing, because the paper does not say when it chooses; a
+random choice is then the same for all clients, as in Figure 2. Its released code does something else: layers inside
+others are never exchanged, and the probe images are shuffled between the two predictions that are compared.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
-from fedvit.core import tree
+from fedvit.core import randomness, tree
 from fedvit.core.client import Client
 from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload
@@ -30,47 +33,17 @@ from fedvit.core.settings import Whole
 from fedvit.core.training import holding
 from fedvit.core.tree import Tree
 from fedvit.methods.fedala import train_and_remember
-from fedvit.methods.layer_editing import Rule, edited_logits, layers_of, probe_batches
-
-Metric = Literal["prediction_list", "te", "loss", "accuracy", "random"]
+from fedvit.methods.layer_editing import Metric, Rule, Size, edited_logits, layers_of, probe_batches, ranking
 
 
-@dataclass(frozen=True)
-class Size:
-    """How many layers to restore: k of them, or a share of all, rounded up."""
-
-    k: int | None
-    ratio: float
-
-    def of(self, layers: int) -> int:
-        return self.k if self.k is not None else math.ceil(self.ratio * layers - 1e-9)
-
-
-def ranking(logits: Tensor, own: Tensor, y: Tensor, metric: Metric) -> list[int]:
-    """Rank layers, best first, by logits (layers, images, classes) of edits and (images, classes) of the own model."""
-    edited, alone = (F.log_softmax(v.double(), dim=-1) for v in (logits, own))
-    chance = edited.exp().gather(-1, y.expand(len(edited), -1).unsqueeze(-1)).squeeze(-1)
-    before = alone.exp().gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    effect = chance / before.clamp(min=1e-12) - 1
-    right = logits.argmax(-1) == y
-    better, worse = effect > 0, effect < 0
-    cases = (right & better, right & worse, ~right & better, ~right & worse)
-    te = effect.mean(1)
-    keys: dict[Metric, tuple[Tensor, ...]] = {
-        "prediction_list": (*(case.sum(1) for case in cases), te),
-        "te": (te,),
-        "loss": (chance.clamp(min=1e-300).log().mean(1),),
-        "accuracy": (right.sum(1),),
-    }
-    columns = [key.tolist() for key in keys[metric]]
-    return sorted(range(len(logits)), key=lambda layer: tuple(-column[layer] for column in columns))
-
-
-def choose(client: Client, received: Tree, last: Tree, k: int, metric: Metric, rule: Rule) -> list[int]:
+def choose(
+    client: Client, received: Tree, last: Tree, k: int, metric: Metric, rule: Rule, *, flexible: bool = True
+) -> list[int]:
     """Choose the k layers to restore, in model order."""
     layers = layers_of(client.module, client.roles.trainable, rule)
     if metric == "random":
-        return sorted(torch.randperm(len(layers), generator=client.rng("edit"))[:k].tolist())
+        generator = client.rng("edit") if flexible else randomness.generator(client.settings.seed, "edit")
+        return sorted(torch.randperm(len(layers), generator=generator)[:k].tolist())
     with holding(client, last) as predict, torch.no_grad():
         own = torch.cat([predict(x).cpu() for x, _ in probe_batches(client)])
     y = client.data.labels[client.data.probe]
@@ -87,7 +60,7 @@ def edit(client: Client, down: Payload, size: Size, metric: Metric, flexible: bo
         return received
     kept = client.memory.get("choice")
     if flexible or not isinstance(kept, dict):
-        mask[choose(client, received, last, k, metric, rule)] = 1
+        mask[choose(client, received, last, k, metric, rule, flexible=flexible)] = 1
     else:
         mask.copy_(kept["layers"])
     if not flexible:
@@ -109,39 +82,37 @@ def plan(
     metric: Metric = "prediction_list",
     flexible: bool = True,
     layers: Rule = "leaves",
+    held_out: Annotated[float, Field(gt=0, lt=1)] | None = None,
 ) -> Plan:
+    if held_out is not None and held_out < probe:
+        raise UserError(f"method.held_out={held_out:g} is less than method.probe={probe:g}, which is taken from it")
+    find = partial(layers_of, rule=layers)
     put_back = partial(edit, size=Size(k, ratio), metric=metric, flexible=flexible, rule=layers)
 
     def check(module: nn.Module, roles: Roles) -> None:
-        known = len(layers_of(module, roles.trainable, layers))
+        known = len(find(module, roles.trainable))
         if k is not None and k > known:
             raise UserError(f"method.k={k} is more than the {known} layers there are: choose 0 to {known}")
 
-    def edited(client: Client, down: Payload) -> Mapping[str, Tree]:
-        return {"personal": put_back(client, down)}
-
     def remembers(module: nn.Module, trainable: Tree) -> Mapping[str, Tree]:
-        mask = torch.zeros(len(layers_of(module, trainable, layers)), dtype=torch.uint8)
+        mask = torch.zeros(len(find(module, trainable)), dtype=torch.uint8)
         return {"last": trainable} if flexible else {"last": trainable, "choice": {"layers": mask}}
-
-    def names(module: nn.Module, roles: Roles) -> list[str]:
-        return [layer.name for layer in layers_of(module, roles.trainable, layers)]
 
     def probe_passes(client: Client) -> int:
         """Count the passes: one of the client's last model, and one of every edit that changes something."""
         if k == 0 or metric == "random":
             return 0
-        return 1 + sum(bool(layer.tensors) for layer in layers_of(client.module, client.roles.trainable, layers))
+        return 1 + sum(bool(layer.tensors) for layer in find(client.module, client.roles.trainable))
 
     return Plan(
         name="pfededit",
         merge=put_back,
         local=train_and_remember,
         report=partial(_report_choice, rule=layers),
-        views=edited,
+        views=lambda client, down: {"personal": put_back(client, down)},
         weighting="equal",
         check=check,
         remembers=remembers,
-        choice=LayerChoice(names, probe),
+        choice=LayerChoice(lambda module, roles: [x.name for x in find(module, roles.trainable)], probe, held_out),
         costs=lambda client: {"probe_passes": probe_passes(client)},
     )

@@ -16,7 +16,8 @@ from fedvit.core.plan import Plugin
 from fedvit.core.settings import ModelSettings
 from fedvit.core.tree import fingerprint
 from fedvit.models.groups import name_groups_
-from fedvit.models.plugins.attach import attach
+from fedvit.models.mlp import IMAGE_SIZE, Mlp
+from fedvit.models.plugins.attach import attach, classifier_names
 from fedvit.models.token_skipping import all_tokens
 from fedvit.models.weights import load_weights_
 
@@ -24,7 +25,8 @@ from fedvit.models.weights import load_weights_
 MICRO = {"img_size": 8, "patch_size": 2, "embed_dim": 48, "depth": 4, "num_heads": 3, "mlp_ratio": 2}
 
 PYTHON = "python"  # the name of a module that was passed from Python
-TORCHVISION = ("resnet18", "resnet50", "resnet50_gn", "shufflenet_v2_x0_5")
+TORCHVISION = ("resnet18", "resnet50", "resnet50_gn", "densenet121", "shufflenet_v2_x0_5")
+WITHOUT_PATCHES = (*TORCHVISION, "mlp")
 CLAIMED = ("vision_transformer", "vision_transformer_hybrid", "deit")  # timm's modules of the models that are tested
 
 
@@ -47,17 +49,21 @@ def build(
 def backbone(settings: ModelSettings, classes: int) -> nn.Module:
     """Build the plain timm or torchvision model."""
     sizes = sizes_of(settings)
+    if settings.name in ("vit_micro", "mlp") and (settings.weights is not None or settings.pretrained):
+        raise UserError(
+            f"{settings.name} has no pre-trained weights: choose a timm model, such as vit_tiny_patch16_224"
+        )
     if settings.name == "vit_micro":
-        if settings.weights is not None or settings.pretrained:
-            raise UserError("vit_micro has no pre-trained weights: choose a timm model, such as vit_tiny_patch16_224")
         return _checked_create(
             lambda: timm.models.vision_transformer.VisionTransformer(**(MICRO | sizes), num_classes=classes),
             settings,
         )
     check_name(settings.name)
+    if settings.name in WITHOUT_PATCHES and settings.patch_size is not None:
+        raise UserError(f"{settings.name} has no patches: leave --patch-size out")
+    if settings.name == "mlp":
+        return Mlp(input_size(settings), classes)
     if settings.name in TORCHVISION:
-        if settings.patch_size is not None:
-            raise UserError(f"{settings.name} has no patches: leave --patch-size out")
         model = _checked_create(lambda: _convolutional(settings, classes), settings)
     else:
         if not is_claimed(settings.name):
@@ -113,17 +119,18 @@ def _copy_of(own: nn.Module | None, settings: ModelSettings, classes: int) -> nn
 
 def check_name(name: str) -> None:
     """Raise an error if we cannot build a model of this name."""
-    if name == "vit_micro" or name in TORCHVISION or timm.is_model(name):
+    if name == "vit_micro" or name in WITHOUT_PATCHES or timm.is_model(name):
         return
-    known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), *TORCHVISION, "vit_micro"]
+    known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), *WITHOUT_PATCHES, "vit_micro"]
     raise UserError(
-        f"unknown model {name!r}; {hint(name, known)}any ViT in timm.list_models() works, or {', '.join(TORCHVISION)}"
+        f"unknown model {name!r}; {hint(name, known)}any ViT in timm.list_models() works, or "
+        f"{', '.join(WITHOUT_PATCHES)}"
     )
 
 
 def is_claimed(name: str) -> bool:
     """Return whether a model is of a kind that we test; a module from Python is its owner's to judge."""
-    if name in ("vit_micro", PYTHON) or name in TORCHVISION:
+    if name in ("vit_micro", PYTHON) or name in WITHOUT_PATCHES:
         return True
     return timm.is_model(name) and timm.models.model_entrypoint(name).__module__.rpartition(".")[2] in CLAIMED
 
@@ -141,7 +148,7 @@ def patch_size_of(settings: ModelSettings) -> int | None:
 def check_patches(settings: ModelSettings) -> None:
     """Refuse an image size that is no multiple of the patch size: the rest of every image would be cut off."""
     size, patch = input_size(settings), patch_size_of(settings)
-    if patch is None or settings.name in TORCHVISION or size % patch == 0:
+    if patch is None or settings.name in WITHOUT_PATCHES or size % patch == 0:
         return
     fits = [number for number in (size // patch * patch, (size // patch + 1) * patch) if number]
     raise UserError(
@@ -162,7 +169,8 @@ def _convolutional(settings: ModelSettings, classes: int) -> nn.Module:
     if groups:
         raise UserError(f"torchvision has no weights for {settings.name}: give --weights, or train from scratch")
     model = torchvision.models.get_model(name, weights="DEFAULT")
-    model.fc = nn.Linear(model.fc.in_features, classes)  # type: ignore[union-attr,arg-type]
+    (path,) = classifier_names(model)
+    model.set_submodule(path, nn.Linear(model.get_submodule(path).in_features, classes))  # type: ignore[arg-type]
     return model
 
 
@@ -178,7 +186,7 @@ def _checked_create(create: Callable[[], nn.Module], settings: ModelSettings) ->
         if not is_claimed(settings.name) and isinstance(problem, TypeError):
             raise UserError(
                 f"{settings.name} is not supported: expected a ViT or DeiT of timm, such as vit_tiny_patch16_224, or "
-                f"{', '.join(TORCHVISION)}. From Python, any module works: fedvit.run(model=timm.create_model("
+                f"{', '.join(WITHOUT_PATCHES)}. From Python, any module works: fedvit.run(model=timm.create_model("
                 f"{settings.name!r}, num_classes=N), image_size={input_size(settings)}, groups={{'head': [PATH]}}), "
                 "where PATH is that of its classifier"
             ) from problem
@@ -196,6 +204,8 @@ def input_size(settings: ModelSettings) -> int:
     if settings.name == PYTHON:
         raise UserError("a module from Python does not say how large its images are: give image_size, in pixels")
     check_name(settings.name)
+    if settings.name == "mlp":
+        return IMAGE_SIZE
     config = None if settings.name in TORCHVISION else timm.get_pretrained_cfg(settings.name)
     return int(config.input_size[-1]) if config is not None else 224
 

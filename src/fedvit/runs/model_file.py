@@ -17,7 +17,7 @@ from fedvit.core.errors import UserError
 from fedvit.core.files import cannot_write
 from fedvit.core.plan import Plugin
 from fedvit.data.sources import load_digits
-from fedvit.models.build import MICRO, PYTHON, TORCHVISION, check_name, sizes_of
+from fedvit.models.build import MICRO, PYTHON, WITHOUT_PATCHES, check_name, sizes_of
 from fedvit.models.folding import CannotFoldError, fold
 from fedvit.models.plugins.specs import PLUGINS
 from fedvit.runs.description import Check, Description, Timm
@@ -116,7 +116,7 @@ def _timm_arguments(model: Any, description: Description) -> Timm:
     settings, classes = description.model, len(description.classes)
     if settings.name == PYTHON:
         raise CannotFoldError("the model is a module of your own: pass it to fedvit.load_model(FILE, module=...)")
-    if settings.name in TORCHVISION:
+    if settings.name in WITHOUT_PATCHES:
         if description.rate < 1 or not timm.is_model(settings.name):
             raise CannotFoldError("timm has no such model")
         return Timm(model_name=settings.name, num_classes=classes)

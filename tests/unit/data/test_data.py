@@ -19,6 +19,7 @@ from fedvit.data.arrays import from_clients
 from fedvit.data.dataset import Dataset, keep_samples
 from fedvit.data.partition.split import partition_dataset
 from fedvit.data.sources import digits_from_file, digits_from_sklearn, list_datasets, load_dataset
+from fedvit.engine.net import make_net
 from fedvit.engine.worker import client_data, image_tensors
 from fedvit.runs.folder import Run
 from tests.conftest import finish, tiny
@@ -580,7 +581,7 @@ def test_augmentation_is_keyed_and_changes_training_batches_only() -> None:
 # Other networks
 
 
-@pytest.mark.parametrize("model", ["resnet18", "resnet50_gn", "shufflenet_v2_x0_5"])
+@pytest.mark.parametrize("model", ["resnet18", "resnet50_gn", "densenet121", "shufflenet_v2_x0_5"])
 def test_convolutional_networks_run(model: str, tmp_path: Path) -> None:
     method = "fedavg" if model == "resnet50_gn" else "fedbn"
     experiment = tiny(method, model=model, image_size=32, patch_size=None, rounds=1, clients=40, cohort=1)
@@ -596,6 +597,26 @@ def test_convolutional_networks_run(model: str, tmp_path: Path) -> None:
         assert "personal/layer2.0.downsample.1.running_var" in names
         assert not any("num_batches" in name for name in names)
         assert summary["nbytes"]["up"] == 4 * summary["params"]["shared"]  # all float buffers are the norms'
+
+
+def test_a_densenets_norms_and_their_statistics_are_a_clients_own(tmp_path: Path) -> None:
+    experiment = tiny("fedbn", model="densenet121", image_size=32, patch_size=None, rounds=1, clients=40, cohort=1)
+    net = make_net(experiment, 10, torch.device("cpu"))
+    assert {"features.norm0.running_mean", "features.norm5.weight"} <= set(net.roles.personal)
+    assert sum(name.endswith("running_var") for name in net.roles.personal) == 121
+    assert not any("conv" in name or "classifier" in name for name in net.roles.personal)
+    head = make_net(tiny("fedper", model="densenet121", image_size=32, patch_size=None), 10, torch.device("cpu"))
+    assert set(head.roles.personal) == {"classifier.weight", "classifier.bias"}
+
+
+def test_the_perceptron_has_four_layers_on_pixels(tmp_path: Path) -> None:
+    run = Run(finish(tiny("fedper", model="mlp", image_size=8, patch_size=None), tmp_path))
+    assert run.summary["params"]["personal"] == 128 * 10 + 10
+    assert run.summary["macs_per_example"] == 192 * 512 + 512 * 256 + 256 * 128 + 128 * 10
+    with pytest.raises(UserError, match="no pre-trained weights"):
+        make_net(tiny("fedavg", {"model.pretrained": True}, model="mlp", patch_size=None), 10, torch.device("cpu"))
+    with pytest.raises(UserError, match="no patches"):
+        make_net(tiny("fedavg", model="mlp"), 10, torch.device("cpu"))
 
 
 def test_shufflenet_has_the_papers_size() -> None:

@@ -13,7 +13,8 @@ from fedvit.core.training import descend
 from fedvit.engine import net
 from fedvit.engine.cost import cost
 from fedvit.engine.loop import federate
-from fedvit.methods import cd2_pfed, fedfed
+from fedvit.methods import cd2_pfed, fedfed, residuals
+from fedvit.models import channels
 from fedvit.models.build import ModelSettings, build
 from fedvit.models.plugins.modules import StatisticNoise
 from fedvit.models.plugins.specs import FeatureNoise
@@ -97,7 +98,7 @@ def test_fedfa_has_four_stages_in_any_vit_and_in_a_resnet() -> None:
 def test_cd2_shares_what_its_masks_say(tmp_path: Path) -> None:
     bench = Bench(tiny("cd2_pfed"), tmp_path)
     net = bench.net
-    place = cd2_pfed.places(net.module, net.initial)
+    place = channels.places(net.module, net.initial)
     shared = {name: (place[name] < 1 - 0.25).expand_as(tensor) for name, tensor in net.initial.items()}
     qkv = shared["blocks.1.attn.qkv.weight"]  # 3 * 48 rows: 36 of each 48 are shared
     assert [bool(row.all()) for row in qkv] == ([True] * 36 + [False] * 12) * 3
@@ -107,12 +108,12 @@ def test_cd2_shares_what_its_masks_say(tmp_path: Path) -> None:
     assert shared["head.weight"][:, :36].all()
     assert not shared["head.weight"][:, 36:].any()
     assert shared["head.bias"].all()
-    cuts = cd2_pfed.cut(net.initial, place, 0.25)
+    cuts = channels.cut(net.initial, place, 0.25)
     for name, part in cuts.items():
         assert torch.equal(part.flatten(), net.initial[name][shared[name]]), name
     zeros = {name: torch.zeros_like(tensor) for name, tensor in net.initial.items()}
     masked = {name: tensor * shared[name] for name, tensor in net.initial.items()}
-    assert same_trees(cd2_pfed.paste(zeros, cuts, place, 0.25), masked)
+    assert same_trees(channels.paste(zeros, cuts, place, 0.25), masked)
 
 
 def test_cd2s_loss_is_the_formula_on_two_masked_networks(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_cd2s_loss_is_the_formula_on_two_masked_networks(tmp_path: Path) -> None
     x, y = next(client.batches(1, "look"))
     found = cd2_pfed.two_way_loss(client, 0.5, weight=0.3, temperature=2.0)(client.module, x, y)
 
-    place = cd2_pfed.places(client.module, client.initial)
+    place = channels.places(client.module, client.initial)
     halves = [
         {name: torch.where(place[name] < 0.5, t, 0 * t) for name, t in client.initial.items()},
         {name: torch.where(place[name] < 0.5, 0 * t, t) for name, t in client.initial.items()},
@@ -138,7 +139,7 @@ def test_cd2s_private_channels_never_cross_and_the_payload_shrinks(tmp_path: Pat
     done = list(federate(net.plan, bench.server, recorder, bench.experiment, None, bench.test_samples))
     for weight, axis in (("head.weight", 1), ("blocks.0.attn.qkv.weight", 0), ("pos_embed", 2)):
         crossed = {row for _, _, p in recorder.crossed for g in p.trees.values() for row in rows(g[weight], axis)}
-        private = cd2_pfed.places(net.module, net.initial)[weight].flatten() >= 0.5
+        private = channels.places(net.module, net.initial)[weight].flatten() >= 0.5
         for name in bench.store.versions:
             own = rows(bench.store.get(name)["own"][weight], axis)
             assert not crossed & {row for row, mine in zip(own, private, strict=True) if mine}
@@ -209,7 +210,7 @@ def test_fedfeds_first_loss_is_its_formula(tmp_path: Path) -> None:
         x, y = next(client.batches(1, "look"))
         module = client.module.train()
         torch.manual_seed(5)
-        found = fedfed.splitting_loss(client, mild=0.2, strong=0.3)(module, x, y)
+        found = residuals.splitting_loss(client, mild=0.2, strong=0.3)(module, x, y)
 
         torch.manual_seed(5)
         mean, log_variance = module.splitter.encode(x).chunk(2, 1)
@@ -271,7 +272,7 @@ def test_fedfed_sends_every_residual_up_once_and_down_once_a_client(tmp_path: Pa
 def test_fedfeds_residual_is_the_image_less_its_robust_part(tmp_path: Path) -> None:
     bench = Bench(tiny("fedfed"), tmp_path)
     client = bench.worker.client("3", 5, {})
-    sent = fedfed.residuals(client, fedfed.parts(bench.net.initial)[0], mild=0.0, strong=0.25)
+    sent = residuals.residuals(client, fedfed.parts(bench.net.initial)[0], mild=0.0, strong=0.25)
     images = prepare(client.data.images[client.data.train], client.inputs)
     with torch.no_grad():
         robust = client.module.splitter.decode(client.module.splitter.encode(images)[:, :8])
@@ -282,5 +283,5 @@ def test_fedfeds_residual_is_the_image_less_its_robust_part(tmp_path: Path) -> N
 
 def test_fedfed_draws_every_class_as_often(tmp_path: Path) -> None:
     labels = torch.tensor([0] * 90 + [2] * 9 + [5])
-    drawn = labels[fedfed.balanced(labels, 9000, torch.Generator().manual_seed(0))]
+    drawn = labels[residuals.balanced(labels, 9000, torch.Generator().manual_seed(0))]
     assert all(abs(int((drawn == label).sum()) - 3000) < 200 for label in (0, 2, 5))

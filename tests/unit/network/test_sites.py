@@ -107,6 +107,14 @@ def test_sites_end_with_the_bits_of_one_process_and_keep_their_own(label: str, t
     assert len(trained) == sum(len(line["cohort"]) for line in lines)
 
 
+def test_offsets_that_the_server_makes_are_the_same_over_sites(tmp_path: Path) -> None:
+    experiment = tiny("distrans", {"offsets": "server"}, **THREE)
+    alone = finish(experiment, tmp_path / "alone")
+    federated = Federated(experiment, tmp_path)
+    federated.finish()
+    assert server_files(federated.out) == server_files(alone)
+
+
 def initial_values(federated: Federated) -> set[bytes]:
     """Values that everybody knows: the weights before round 1, and plain zeros."""
     from fedvit.engine.net import make_net

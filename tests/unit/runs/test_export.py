@@ -142,6 +142,7 @@ FOLDED = [
     ("vit_tiny_patch16_224", (Prefix(bottleneck=None, init="random"), Lora(), Splitter(), FeatureNoise()), 1.0),
     ("resnet18", (), 1.0),
     ("resnet50_gn", (), 1.0),
+    ("densenet121", (), 1.0),
 ]
 
 
@@ -167,7 +168,7 @@ def test_linear_plugins_become_part_of_the_plain_model(name: str, plugins: tuple
         assert (bare(x) - expected).abs().max() > 10 * TOLERANCE * expected.abs().max().clamp(min=1)
 
 
-@pytest.mark.parametrize(("name", "rate"), [("shufflenet_v2_x0_5", 1.0), ("resnet18", 0.5)])
+@pytest.mark.parametrize(("name", "rate"), [("shufflenet_v2_x0_5", 1.0), ("mlp", 1.0), ("resnet18", 0.5)])
 def test_what_timm_does_not_have_is_built_again_from_its_description(name: str, rate: float, tmp_path: Path) -> None:
     settings = ModelSettings(name=name, image_size=32)
     model = build(settings, 3, (), 7).eval()

@@ -43,8 +43,13 @@ def partition_dataset(
     batch: int,
     seed: int,
     probe: float = 0.0,
+    held_out: float | None = None,
 ) -> Partition:
-    """Partition the dataset by the rule that the settings name; `probe` is the fraction a method holds out of train."""
+    """Partition the dataset by the rule that the settings name.
+
+    A method may choose by a fraction `probe` of every client's training images, and train on all but a fraction
+    `held_out` of them, by default the same.
+    """
     rules: dict[str, Callable[[Dataset, Request], Partition]] = {
         "iid": iid,
         "dirichlet": dirichlet,
@@ -83,7 +88,8 @@ def partition_dataset(
     if data.val:
         result = _hold_out_val(result, data.val, seed)
     if probe:
-        result = hold_out_probe(result, dataset.labels if kept is None else whole.labels, probe, seed)
+        labels = dataset.labels if kept is None else whole.labels
+        result = hold_out_probe(result, labels, probe, seed, held_out=held_out)
     unseen = _choose_unseen(list(result.clients), data.unseen, seed)
     return replace(result, class_names=dataset.class_names, unseen=unseen, source=whole.identity)
 
@@ -126,24 +132,39 @@ def _hold_out_val(whole: Partition, share: float, seed: int) -> Partition:
     return replace(whole, clients=clients)
 
 
-def hold_out_probe(whole: Partition, labels: Labels, share: float, seed: int) -> Partition:
-    """Hold out a fraction of every client's training images for a method's own choices, in its mix of classes."""
+def hold_out_probe(
+    whole: Partition, labels: Labels, share: float, seed: int, *, held_out: float | None = None
+) -> Partition:
+    """Hold out a fraction of every client's training images, in its mix of classes, for a method's own choices.
+
+    If more is held out than the method uses, the rest is not used at all.
+    """
+    out = share if held_out is None else held_out
     clients = {}
     for name, part in whole.clients.items():
-        count = round(len(part.train) * share)
-        if not 0 < count < len(part.train):
+        images = len(part.train)
+        used, count = round(images * share), round(images * out)
+        if not 0 < used <= count < images:
+            key, asked, number = ("probe", share, used) if used == 0 or held_out is None else ("held_out", out, count)
             fewest = min(len(other.train) for other in whole.clients.values())
             fits = f"choose {1 / fewest:.2g} to {int(100 - 100 / fewest) / 100:g}, which suits every client"
             raise UserError(
-                f"method.probe={share:g} of the {len(part.train)} training images of client {name} is {count}; at "
+                f"method.{key}={asked:g} of the {images} training images of client {name} is {number}; at "
                 "least one must be held out and one left: "
                 f"{fits if fewest > 1 else 'a client with one image cannot do that, so raise partition.min_samples'}"
             )
         order = randomness.numpy_generator(seed, "probe", name).permutation(part.train)
-        found, position = np.unique(labels[order], return_inverse=True)
-        quota = np.bincount(position) * count / len(order)
-        taken = np.floor(quota).astype(np.int64)
-        taken[np.argsort(taken - quota, kind="stable")[: count - taken.sum()]] += 1  # the largest remainders
-        held = np.concatenate([order[position == c][: taken[c]] for c in range(len(found))])
-        clients[name] = replace(part, probe=np.sort(held), train=np.setdiff1d(part.train, held))
+        held = _in_its_mix(order, labels, count)
+        clients[name] = replace(
+            part, probe=np.sort(_in_its_mix(held, labels, used)), train=np.setdiff1d(part.train, held)
+        )
     return replace(whole, clients=clients)
+
+
+def _in_its_mix(images: Indices, labels: Labels, count: int) -> Indices:
+    """Take the first images of every class, in the classes' proportions."""
+    found, position = np.unique(labels[images], return_inverse=True)
+    quota = np.bincount(position) * count / len(images)
+    taken = np.floor(quota).astype(np.int64)
+    taken[np.argsort(taken - quota, kind="stable")[: count - taken.sum()]] += 1  # the largest remainders
+    return np.concatenate([images[position == c][: taken[c]] for c in range(len(found))])

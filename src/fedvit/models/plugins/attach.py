@@ -100,12 +100,14 @@ def classifier_names(model: nn.Module) -> list[str]:
     named = groups_of_model(model).get("head")
     if named is not None:
         return named
-    if not hasattr(model, "get_classifier") and not hasattr(model, "fc"):
+    classifier: Any = getattr(model, "fc", getattr(model, "classifier", None))  # torchvision's names
+    if hasattr(model, "get_classifier"):
+        classifier = model.get_classifier()  # type: ignore[operator]
+    if classifier is None:
         raise UserError(
             f"which part of this {type(model).__name__} is its classifier? Name it: groups={{'head': ['PATH']}}; its "
             f"parts are {', '.join(name for name, _ in model.named_children())}"
         )
-    classifier = model.get_classifier() if hasattr(model, "get_classifier") else model.fc  # type: ignore[operator]
     members = classifier if isinstance(classifier, tuple) else (classifier,)
     return [path for path, module in model.named_modules() if any(module is m for m in members)]
 
