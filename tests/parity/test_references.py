@@ -408,7 +408,7 @@ def test_balanced_softmax_weighs_every_class_by_its_count() -> None:
 def test_lamb_scales_a_step_by_the_length_of_the_weights() -> None:
     theta, peak, m, v = np.array([3.0, 4.0]), np.array([0.04, 0.25]), np.zeros(2), np.array([0.04, 0.25])
     weight = nn.Parameter(torch.tensor(theta))
-    lamb = Lamb({"w": weight}, 0.1, (0.9, 0.99), 1e-8, 0.01, {"w": torch.tensor(peak)})
+    lamb = Lamb({"w": weight}, {"w": 0.1}, (0.9, 0.99), 1e-8, 0.01, {"w": torch.tensor(peak)})
     for g in (np.array([1.0, -2.0]), np.array([0.5, 0.5])):
         weight.grad = torch.tensor(g)
         lamb.step()
@@ -419,7 +419,7 @@ def test_lamb_scales_a_step_by_the_length_of_the_weights() -> None:
     assert lamb.second["w"].numpy() == pytest.approx(v, abs=1e-9)
     still = nn.Parameter(torch.zeros(2))
     still.grad = torch.tensor([3.0, -4.0])
-    Lamb({"w": still}, 0.1, (0.9, 0.9), 1e-8, 0.0, {"w": torch.zeros(2)}).step()  # as in the first round
+    Lamb({"w": still}, {"w": 0.1}, (0.9, 0.9), 1e-8, 0.0, {"w": torch.zeros(2)}).step()  # as in the first round
     assert still.detach().numpy() == pytest.approx([-0.06, 0.08], abs=1e-6)  # no length to scale by: a step of 0.1
 
 

@@ -30,7 +30,7 @@ FLAGS = {  # flag -> table.key
 
 
 def read_tables(path: Path) -> Tables:
-    """Read the tables of an experiment file; `[versions]`, which run.toml has, is only informative."""
+    """Read the tables of an experiment file; `[versions]`, which only run.toml has, is informative."""
     if not path.is_file():
         raise UserError(f"no experiment file at {path}")
     try:
@@ -48,7 +48,11 @@ def read_tables(path: Path) -> Tables:
 
 
 def _as_it_was_meant(tables: Tables) -> Tables:
-    """Give rates that an older run.toml left out the meaning that they had: the clients' rate, or a frozen head."""
+    """Give what an older run.toml left out the meaning that it had: no clipping, the clients' rate, or a frozen head.
+
+    A run.toml holds every setting, so what is missing is newer than the run.
+    """
+    tables = {**tables, "train": {"clip_grad": 0.0, **tables.get("train", {})}}
     table = tables.get("method", {})
     name = str(table.get("name", ""))
     if name not in METHODS or table.get("python") or "client_head_lr" not in signature(METHODS[name]).parameters:

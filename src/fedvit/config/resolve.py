@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.settings import Experiment, FromPython, RunSettings
+from fedvit.core.settings import CLIP_GRAD, Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
@@ -137,6 +137,11 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
     every = run.eval_every
     if every is None:
         every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
+    if train.warmup >= train.rounds:
+        raise UserError(
+            f"train.warmup={train.warmup} rounds leave none of train.rounds={train.rounds} at the full learning rate: "
+            "choose fewer"
+        )
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum is only for sgd and has no effect with {optimizer}: set train.optimizer=sgd")
@@ -150,6 +155,7 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
                 update={
                     "cohort": cohort,
                     "optimizer": optimizer,
+                    "clip_grad": _default_clip(experiment) if train.clip_grad is None else train.clip_grad,
                     "lr": lr,
                     "weighting": train.weighting or plan_of(experiment).weighting,
                 }
@@ -181,6 +187,12 @@ def _default_optimizer(experiment: Experiment) -> str:
     if isinstance(plan_of(experiment), SplitPlan):
         return "adam"
     return "adamw" if experiment.model.from_scratch else "sgd"
+
+
+def _default_clip(experiment: Experiment) -> float:
+    """Clip gradients on pre-trained weights, which one client that diverges would ruin for all."""
+    learns_whole = not isinstance(plan_of(experiment), SplitPlan)
+    return CLIP_GRAD if learns_whole and not experiment.model.from_scratch else 0.0
 
 
 def _default_lr(experiment: Experiment, optimizer: str) -> float:

@@ -1,6 +1,6 @@
 """The client as a method sees it: everything that a method may touch on the client's side."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,6 +17,7 @@ from fedvit.core.tree import Tree
 CPU = torch.device("cpu")
 Memory = dict[str, Tree | float]  # named trees and numbers that never leave the client
 Predictor = Callable[[Tensor], Tensor]  # from images to logits
+Part = Literal["classifier", "plugins"]  # of the weights, with a learning rate of its own
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class LocalSettings:
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    clip_grad: float = 0.0  # the largest norm of a gradient; 0: unlimited
+    lr_classifier: float | None = None  # None: lr
+    lr_plugins: float | None = None
     epochs: int = 1
     batch: int = 32
     augment: Augment = "none"
@@ -58,6 +62,7 @@ class Client:
         live: The module's own tensors by name, for `descend` to write into.
         compiled: The module compiled with torch.compile, or None.
         rate: The fraction of the full model's width that this client trains.
+        parts: The names of the classifier's weights and of added modules' weights, with the part each belongs to.
         scalars: Numbers that are reported alongside the weights, such as the loss.
         scratch: Trees passed from merge to local to report, then discarded.
     """
@@ -75,6 +80,7 @@ class Client:
     live: Tree
     compiled: Callable[[Tensor], Tensor] | None = None
     rate: float = 1.0
+    parts: Mapping[str, Part] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     scratch: dict[str, Tree] = field(default_factory=dict)
 
@@ -100,6 +106,13 @@ class Client:
     def rng(self, tag: str) -> torch.Generator:
         """Return a generator keyed by (seed, round, client, tag)."""
         return randomness.generator(self.settings.seed, self.round, self.id, tag)
+
+    def lr_of(self, name: str, lr: float | None = None) -> float:
+        """Return the learning rate of a weight: its part's own if there is one, otherwise `lr`, or the run's."""
+        settings = self.settings
+        own = {"classifier": settings.lr_classifier, "plugins": settings.lr_plugins}
+        rate = own[self.parts[name]] if name in self.parts else None
+        return rate if rate is not None else settings.lr if lr is None else lr
 
     def personal(self) -> Tree:
         """Return the client's own weights from memory, or the initial ones if it has never trained."""

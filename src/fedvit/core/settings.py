@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
+CLIP_GRAD = 10.0  # the default of train.clip_grad on pre-trained weights
 PLANNED = ("cosine", "step")  # schedules that plan their learning rates over all rounds
 
 
@@ -163,6 +164,23 @@ class TrainSettings(Table):
     lr: Positive | None = Field(
         default=None,
         description="Learning rate; default: the tune's published rate for SGD, a fifth of it for Adam and AdamW.",
+    )
+    lr_classifier: Positive | None = Field(
+        default=None, description="Learning rate of the classifier; default: train.lr. It follows the schedule too."
+    )
+    lr_plugins: Positive | None = Field(
+        default=None,
+        description="Learning rate of the modules that the method or the tune adds; default: train.lr. "
+        "A method's own rate, such as offset_lr, comes first.",
+    )
+    clip_grad: NotNegative | None = Field(
+        default=None,
+        description="Largest L2 norm of a gradient over everything that is trained at once, 0: unlimited; default: "
+        f"{CLIP_GRAD:g} on pre-trained weights, otherwise 0.",
+    )
+    warmup: Whole = Field(
+        default=0,
+        description="Rounds in which the learning rates rise to their full values: round k of W has k / (W + 1) of it.",
     )
     optimizer: Literal["sgd", "adam", "adamw"] | None = Field(
         default=None,

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from fedvit.core.errors import DivergedError
 from fedvit.core.tree import Tree
 
 Named = Mapping[str, nn.Parameter]
+RateGroup = dict[str, Any]  # parameters with their learning rate, as PyTorch's optimizers take them
 Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # from model, images and labels to the value to minimize
 
 
@@ -41,7 +42,8 @@ def descend(
     """Train on the client's batches from `start` and return the trained weights; `start` is not modified.
 
     `only` names the weights to train (default: all trainable ones), `steps` stops after this many batches, `adjust`
-    may change the gradients before each step, and `optimizer` replaces the one of the settings.
+    may change the gradients before each step and before they are clipped, and `optimizer` replaces the one of the
+    settings.
     `start` may also hold weights that the plan freezes; the module gets its frozen values back.
     """
     settings, module, live = client.settings, client.module, client.live
@@ -52,8 +54,9 @@ def descend(
     losses: list[tuple[int, Tensor]] = []
     parameters = {name: parameter for name, parameter in module.named_parameters() if name in learn}
     if parameters:
-        make = optimizer or (lambda named: make_optimizer(settings, list(named.values())))
-        stepper = make(parameters)
+        stepper = (
+            make_optimizer(settings, rate_groups(client, parameters)) if optimizer is None else optimizer(parameters)
+        )
         with training(client, learn, epochs, tag) as batches:
             for x, y in itertools.islice(batches, steps):
                 with settings.autocast():
@@ -62,6 +65,7 @@ def descend(
                 value.backward()  # type: ignore[no-untyped-call]
                 if adjust is not None:
                     adjust(parameters)
+                clip_([p.grad for p in parameters.values() if p.grad is not None], settings.clip_grad)
                 stepper.step()
                 losses.append((len(y), value.detach()))
     end = {name: live[name].detach().to("cpu", copy=True) for name in start}
@@ -91,18 +95,18 @@ class Learner:
     Use it inside `training`, for methods that train two models side by side; for one model `descend` is faster.
     """
 
-    def __init__(self, client: Client, start: Tree, lr: float | None = None):
+    def __init__(self, client: Client, start: Tree, lr: float | None = None):  # lr replaces the run's
         self.client = client
         self.weights = {name: tensor.to(client.settings.device, copy=True) for name, tensor in start.items()}
         parameters = {name for name, _ in client.module.named_parameters()}
         self.leaves = {name: nn.Parameter(self.weights[name]) for name in start if name in parameters}
         self.weights.update(self.leaves)
-        settings = client.settings if lr is None else replace(client.settings, lr=lr)
-        self.optimizer = make_optimizer(settings, list(self.leaves.values()))
+        self.optimizer = make_optimizer(client.settings, rate_groups(client, self.leaves, lr))
         self.losses: list[tuple[int, Tensor]] = []
 
     def step(self, gradients: Tree) -> None:
-        """Take one step of the optimizer along these gradients."""
+        """Take one step of the optimizer along these gradients, which are clipped first."""
+        gradients = clipped(gradients, self.client.settings.clip_grad)
         for name, leaf in self.leaves.items():
             leaf.grad = gradients[name]
         self.optimizer.step()
@@ -117,6 +121,25 @@ class Learner:
     def end(self) -> Tree:
         """Return the current weights."""
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.weights.items()}
+
+
+def clip_(gradients: list[Tensor], largest: float) -> None:
+    """Scale gradients in place so that their joint L2 norm is at most `largest`; 0 leaves them alone.
+
+    A gradient that is short enough is multiplied by exactly 1. It does not wait for a GPU.
+    """
+    if largest and gradients:
+        norm = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, (largest / (norm + 1e-6)).clamp(max=1.0))
+
+
+def clipped(gradients: Tree, largest: float) -> Tree:
+    """Return gradients of a joint L2 norm of at most `largest`."""
+    if not largest:
+        return gradients
+    copies = {name: gradient.clone() for name, gradient in gradients.items()}
+    clip_(list(copies.values()), largest)
+    return copies
 
 
 def toward(client: Client, anchor: Tree, strength: float) -> Callable[[Named], None]:
@@ -189,7 +212,15 @@ def _restore_frozen_(client: Client, tree: Tree) -> None:
     load_(client.live, {name: client.frozen[name] for name in tree if name in client.frozen})
 
 
-def make_optimizer(settings: LocalSettings, parameters: list[nn.Parameter]) -> Optimizer:
+def rate_groups(client: Client, named: Named, lr: float | None = None) -> list[RateGroup]:
+    """Group parameters by their learning rate, for `make_optimizer`; `lr` replaces the run's."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        groups.setdefault(client.lr_of(name, lr), []).append(parameter)
+    return [{"params": parameters, "lr": rate} for rate, parameters in groups.items()]
+
+
+def make_optimizer(settings: LocalSettings, parameters: list[RateGroup] | list[nn.Parameter]) -> Optimizer:
     """Create a fresh optimizer: no state outlives one call of `descend`."""
     lr, decay = settings.lr, settings.weight_decay
     fused = settings.device.type in ("cpu", "cuda")  # one kernel for all tensors: overhead dominates in small models
@@ -250,5 +281,6 @@ def _check_finite(client: Client, end: Tree) -> None:
         what = f"weights of client {client.id} became infinite or not a number"
     raise DivergedError(
         f"the {what} in round {client.round}; try a smaller --lr (now {settings.lr:g}), or search for one with --lr "
-        f"auto{', or --precision fp32' if settings.precision != 'fp32' else ''}. The last checkpoint is still good."
+        f"auto{', or --set train.clip_grad=1' if not settings.clip_grad else ''}"
+        f"{', or --precision fp32' if settings.precision != 'fp32' else ''}. The last checkpoint is still good."
     )

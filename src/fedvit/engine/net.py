@@ -4,7 +4,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from fedvit.core import tree
 from fedvit.core.batches import ClientData, InputSettings
-from fedvit.core.client import Client, LocalSettings, Memory, Predictor
+from fedvit.core.client import Client, LocalSettings, Memory, Part, Predictor
 from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Plugin, own_model
@@ -29,7 +29,7 @@ from fedvit.methods import METHODS, Method, plan_of
 from fedvit.methods.tunes import Tune, make_tune, trainable_names
 from fedvit.models.build import build, input_settings
 from fedvit.models.cuts import TAIL
-from fedvit.models.groups import state
+from fedvit.models.groups import group, head, state
 from fedvit.models.token_skipping import skip_unread_tokens_
 from fedvit.models.width import FULL, Window, axes, cut, narrow
 from fedvit.split.plan import SplitPlan
@@ -53,6 +53,7 @@ class Net:
     classes: int
     compiled: Predictor | None = None  # the module compiled for training by torch.compile
     skips: bool = False  # whether the last block skips tokens that are never read
+    parts: Mapping[str, Part] = field(default_factory=dict)  # of weights that may have a rate of their own
     window: Window = FULL
     narrower: dict[float, "Net"] = field(default_factory=dict)  # by rate; only the newest window of each
 
@@ -131,7 +132,7 @@ class Net:
         memory = memory or {}
         return Client(
             "0", 1, self.roles, self.initial, self.frozen, data, memory, settings, self.module, self.inputs, self.live,
-            self.compiled, self.window.rate,
+            self.compiled, self.window.rate, self.parts,
         )  # fmt: skip
 
     def params(self) -> dict[str, int]:
@@ -158,8 +159,10 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     if model.weights is not None:
         model = model.model_copy(update={"weights": experiment.data.find(model.weights)})
     own = experiment.own.module
-    module = build(model, classes, join_plugins(plan.build, tune.build), experiment.run.seed, own)
+    plugins = join_plugins(plan.build, tune.build)
+    module = build(model, classes, plugins, experiment.run.seed, own)
     roles = assign(module, plan.roles, trainable_names(module, tune, plan.build))
+    parts = parts_of(module, plugins)
     if not roles.trainable:
         raise UserError(
             f"{experiment.label} trains nothing: the method freezes everything that the tune would train; "
@@ -168,6 +171,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
     if isinstance(plan, SplitPlan):
         _check_split_settings(experiment, plan)
     else:
+        _check_rates(experiment, plan, roles, parts)
         plan.check(module, roles)
     for simpler in (METHODS["fedavg"](), METHODS["local"](), METHODS["fedper"]()):
         if _differ_in_roles_only(plan, simpler):
@@ -176,7 +180,7 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
                 log.info("%s equals %s+%s", experiment.label, simpler.name, tune.name)
     if isinstance(plan, SplitPlan) and plan.init == "random" and not model.from_scratch:
         untrained = model.model_copy(update={"weights": None, "pretrained": False})
-        fresh = state(build(untrained, classes, join_plugins(plan.build, tune.build), experiment.run.seed, own))
+        fresh = state(build(untrained, classes, plugins, experiment.run.seed, own))
         names = [name for name in plan.cut.names(module, "client_head", "client_tail") if name in roles.trainable]
         load_(state(module), tree.pick(fresh, names))
     tensors = {name: tensor.detach().clone() for name, tensor in state(module).items()}
@@ -196,7 +200,31 @@ def make_net(experiment: Experiment, classes: int, device: torch.device) -> Net:
         classes=classes,
         compiled=_compile_module(module) if experiment.train.compile else None,
         skips=skips,
+        parts=parts,
     )
+
+
+def parts_of(module: nn.Module, plugins: tuple[Plugin, ...]) -> dict[str, Part]:
+    """Return the part of every weight that may have a learning rate of its own; what a plugin adds is no classifier."""
+    parts: dict[str, Part] = dict.fromkeys(head.match(module), "classifier")
+    for plugin in plugins:
+        parts |= dict.fromkeys(group(plugin.kind).match(module), "plugins")
+    return parts
+
+
+def _check_rates(experiment: Experiment, plan: Plan, roles: Roles, parts: Mapping[str, Part]) -> None:
+    """Refuse, rather than ignore, the learning rate of a part that nothing trains."""
+    train, trained = experiment.train, {parts.get(name) for name in roles.trainable}
+    if train.lr_plugins is not None and "plugins" not in trained:
+        raise UserError(
+            f"train.lr_plugins={train.lr_plugins:g} has no effect: {experiment.label} adds no module that is trained; "
+            "leave it out, or choose a tune that adds one, such as lora, adapter or prefix"
+        )
+    if train.lr_classifier is not None and "classifier" not in trained and plan.views is own_model:
+        raise UserError(
+            f"train.lr_classifier={train.lr_classifier:g} has no effect: {experiment.label} does not train the "
+            "classifier; leave it out"
+        )
 
 
 def _compile_module(module: nn.Module) -> Predictor:
@@ -229,7 +257,13 @@ def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
             f"{experiment.label} is split learning, which does not support run.before_after, run.evaluate=in_round or "
             "train.weighting=samples: leave them out"
         )
-    if experiment.train.compile:
+    train = experiment.train
+    if train.clip_grad or train.lr_classifier is not None or train.lr_plugins is not None:
+        raise UserError(
+            f"{experiment.label} is split learning: train.lr is the rate of the client's parts, classifier included, "
+            "and gradients are not clipped; leave out train.lr_classifier, train.lr_plugins and train.clip_grad"
+        )
+    if train.compile:
         raise UserError(f"{experiment.label} is split learning, whose parts are not compiled: leave train.compile out")
     if split.client_head_lr == 0 and split.init == "random" and not experiment.model.from_scratch:
         raise UserError("client_head_lr=0 freezes the head, and init=random would leave it random: choose one")
@@ -253,8 +287,12 @@ def local_settings(experiment: Experiment, round_: int, device: torch.device) ->
     train, run = experiment.train, experiment.run
     assert train.lr is not None
     assert train.optimizer is not None
+    factor = rate_factor(train, round_)
     return LocalSettings(
-        lr=train.lr * rate_factor(train, round_),
+        lr=train.lr * factor,
+        lr_classifier=None if train.lr_classifier is None else train.lr_classifier * factor,
+        lr_plugins=None if train.lr_plugins is None else train.lr_plugins * factor,
+        clip_grad=train.clip_grad or 0.0,
         optimizer=train.optimizer,
         momentum=train.momentum,
         weight_decay=train.weight_decay,
@@ -274,7 +312,12 @@ def window_of(down: Payload) -> Window:
 
 
 def rate_factor(train: TrainSettings, round_: int) -> float:
-    """Return the factor that the schedule applies to the learning rate in this round; it is 1 in the first."""
+    """Return the factor by which warm-up and the schedule change the learning rates in this round."""
+    return min(1.0, round_ / (train.warmup + 1)) * _schedule_factor(train, round_)
+
+
+def _schedule_factor(train: TrainSettings, round_: int) -> float:
+    """Return the schedule's factor, which is 1 in the first round."""
     match train.schedule:
         case "constant":
             return 1.0

@@ -140,7 +140,7 @@ class Worker:
         data = client_data(self.images, self.labels, self.classes, self.part(name), activations)
         return Client(
             name, round_, net.roles, net.initial, net.frozen, data, memory, settings, net.module, net.inputs, net.live,
-            net.compiled, window.rate,
+            net.compiled, window.rate, net.parts,
         )  # fmt: skip
 
     def settings(self, round_: int) -> LocalSettings:

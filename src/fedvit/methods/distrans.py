@@ -26,7 +26,7 @@ from fedvit.core.plan import Plan, Report, average, overwrite, report_shared
 from fedvit.core.roles import PERSONAL, SHARED, everything
 from fedvit.core.server import Server
 from fedvit.core.settings import Positive, Share
-from fedvit.core.training import Named, descend, make_optimizer
+from fedvit.core.training import Named, descend, make_optimizer, rate_groups
 from fedvit.core.tree import Tree
 from fedvit.models.groups import group
 from fedvit.models.offset_maker import IMAGE, equal_shares, first_maker, made_offset, taught
@@ -34,14 +34,13 @@ from fedvit.models.plugins.specs import Offset
 
 
 def _train_with_offset(client: Client, start: Tree, offset_lr: float | None) -> Tree:
-    rate = offset_lr or client.settings.lr / 5  # the authors use 1e-3 with 5e-3
+    settings = client.settings
+    rate = offset_lr or settings.lr_plugins or settings.lr / 5  # the authors use 1e-3 with 5e-3
 
     def optimizer(parameters: Named) -> Optimizer:
-        network = [p for name, p in parameters.items() if name not in client.roles.personal]
-        made = make_optimizer(client.settings, network)
+        network = {name: p for name, p in parameters.items() if name not in client.roles.personal}
         own = [p for name, p in parameters.items() if name in client.roles.personal]
-        made.add_param_group({"params": own, "lr": rate})
-        return made
+        return make_optimizer(settings, [*rate_groups(client, network), {"params": own, "lr": rate}])
 
     return descend(client, start, optimizer=optimizer)
 

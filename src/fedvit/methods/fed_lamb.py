@@ -6,7 +6,7 @@ moments start at zero and second moments at the server's running maximum v_hat, 
 before round 1. A tensor of only zeros takes a step of length lr. The run's weight decay is used, its optimizer is not.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,8 +28,12 @@ from fedvit.methods.fedavgm import zeros
 class Lamb(Optimizer):
     """LAMB with a fixed maximum of second moments; `second` holds the running moments."""
 
-    def __init__(self, parameters: Named, lr: float, betas: tuple[float, float], eps: float, decay: float, peak: Tree):
-        super().__init__(list(parameters.values()), {"lr": lr})
+    def __init__(
+        self, parameters: Named, rates: Mapping[str, float], betas: tuple[float, float], eps: float, decay: float,
+        peak: Tree,
+    ):  # fmt: skip
+        super().__init__(list(parameters.values()), {})
+        self.rates = rates
         self.named, self.betas, self.eps, self.decay, self.peak = parameters, betas, eps, decay, peak
         self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
         self.second = {name: peak[name].clone() for name in parameters}
@@ -44,7 +48,7 @@ class Lamb(Optimizer):
             self.second[name].lerp_(theta.grad.square(), 1 - beta2)
             update = self.first[name] / (self.peak[name].sqrt() + self.eps) + self.decay * theta
             length, scale = update.norm().clamp(min=1e-30), theta.norm()
-            theta.sub_(self.param_groups[0]["lr"] * torch.where(scale > 0, scale, 1.0) * (update / length))
+            theta.sub_(self.rates[name] * torch.where(scale > 0, scale, 1.0) * (update / length))
 
 
 def _keep_peak(client: Client, down: Payload) -> Tree:
@@ -58,7 +62,8 @@ def _local_lamb(client: Client, start: Tree, betas: tuple[float, float], eps: fl
     second: Tree = {}
 
     def optimizer(parameters: Named) -> Optimizer:
-        lamb = Lamb(parameters, settings.lr, betas, eps, settings.weight_decay, peak)
+        rates = {name: client.lr_of(name) for name in parameters}
+        lamb = Lamb(parameters, rates, betas, eps, settings.weight_decay, peak)
         second.update(lamb.second)
         return lamb
 

@@ -21,7 +21,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, overwrite
 from fedvit.core.roles import PERSONAL, SHARED, everything
 from fedvit.core.settings import Positive
-from fedvit.core.training import descend
+from fedvit.core.training import clipped, descend
 from fedvit.core.tree import Tree
 from fedvit.models.groups import group
 from fedvit.models.plugins.attach import tapped
@@ -64,7 +64,8 @@ def teach_maker(client: Client, end: Tree, lr: float) -> Tree:
     trained = torch.cat([end[name].flatten() for name in client.roles.personal])
     loss = (made(client, maker) - trained).square().sum() / 2
     slopes = torch.autograd.grad(loss, list(maker.values()))
-    stepped = {name: end[name] - lr * slope for name, slope in zip(maker, slopes, strict=True)}
+    named = clipped(dict(zip(maker, slopes, strict=True)), client.settings.clip_grad)
+    stepped = {name: end[name] - lr * slope for name, slope in named.items()}
     return tree.overlay(end, stepped)
 
 

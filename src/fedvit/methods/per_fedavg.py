@@ -17,13 +17,14 @@ from fedvit.core.client import Client
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, overwrite
 from fedvit.core.settings import Count, Positive
-from fedvit.core.training import Learner, gradient, learns_statistics, note_loss, training
+from fedvit.core.training import Learner, clipped, gradient, learns_statistics, note_loss, training
 from fedvit.core.tree import Tree
 
 
-def _step(weights: Tree, slope: Tree, lr: float) -> Tree:
-    """Take one step of plain SGD."""
-    return {**weights, **{name: weights[name].detach() - lr * g for name, g in slope.items()}}
+def _step(client: Client, weights: Tree, slope: Tree, lr: float | None = None) -> Tree:
+    """Take one step of plain SGD along the clipped gradient; `lr` replaces the run's."""
+    slope = clipped(slope, client.settings.clip_grad)
+    return {**weights, **{name: weights[name].detach() - client.lr_of(name, lr) * g for name, g in slope.items()}}
 
 
 def _meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
@@ -36,7 +37,7 @@ def _meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
             if len(y) < half + least or half < least:
                 continue
             _, slope = gradient(client, learner.weights, x[:half], y[:half])
-            ahead = _step(learner.weights, slope, client.settings.lr)
+            ahead = _step(client, learner.weights, slope)
             value, slope = gradient(client, ahead, x[half:], y[half:])
             learner.losses.append((len(y) - half, value))
             learner.step(slope)
@@ -52,7 +53,7 @@ def _after_steps(client: Client, down: Payload, lr: float | None, steps: int) ->
     with training(client, client.roles.trainable, epochs=epochs, tag="finetune") as batches:
         for x, y in itertools.islice(batches, steps):
             _, slope = gradient(client, weights, x, y)
-            weights = _step(weights, slope, lr or client.settings.lr)
+            weights = _step(client, weights, slope, lr)
     return {"personal": {name: tensor.detach().cpu() for name, tensor in weights.items()}}
 
 

@@ -1,9 +1,10 @@
 """SCAFFOLD (Karimireddy et al. 2020): control variates remove the drift of each client from its gradients.
 
-Departs from the paper: a client's new control is the mean of the gradients it saw in the round. With plain SGD, that
-is exactly the paper's option II; with momentum and Adam, where option II's formula no longer gives a gradient, it
-still is one. Weights are averaged regardless of dataset sizes, as printed. Running statistics of batch normalization
-are averaged, whatever server_lr is. A client that could not take a step keeps its control.
+Departs from the paper: a client's new control is the mean of the gradients it saw in the round, each after clipping
+(train.clip_grad). With plain SGD and no clipping, that is exactly the paper's option II; with momentum and Adam, where
+option II's formula no longer gives a gradient, it still is one. Weights are averaged regardless of dataset sizes, as
+printed. Running statistics of batch normalization are averaged, whatever server_lr is. A client that could not take a
+step keeps its control.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +19,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Report, means, overwrite
 from fedvit.core.server import Server
 from fedvit.core.settings import Positive
-from fedvit.core.training import Named, descend
+from fedvit.core.training import Named, clip_, descend
 from fedvit.core.tree import Tree
 from fedvit.methods.fedavgm import zeros
 
@@ -43,6 +44,7 @@ def _corrected(client: Client, start: Tree) -> Tree:
     def correct(parameters: Named) -> None:
         nonlocal steps
         steps += 1
+        clip_([p.grad for p in parameters.values() if p.grad is not None], client.settings.clip_grad)
         for name, parameter in parameters.items():
             if parameter.grad is not None:
                 sums[name] += parameter.grad

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedvit.config.tables import TABLES, Tables, stack_tables
 
+NOT_CLIPPED: Tables = {"train": {"clip_grad": 0.0}}  # no paper clips gradients; by default, pre-trained weights do
 SIZES = {  # the images and classes of datasets that may not be on this machine
     "organamnist": (58_850, 11), "office_home": (15_500, 65), "lyme": (3_027, 4), "tiny-imagenet-200": (110_000, 200),
 }  # fmt: skip
@@ -55,4 +56,7 @@ def rows_of(table: Table) -> Iterator[tuple[str, Column, str, Tables, str]]:
         for column, value in zip(table.columns, values, strict=True):
             if value != "-":
                 own, note = table.row(name, column)
-                yield name, column, value, settings_of(table.settings, column.settings, own), note
+                settings = settings_of(table.settings, column.settings, own)
+                model = settings.get("model", {})
+                unclipped = NOT_CLIPPED if model.get("pretrained") or model.get("weights") else {}
+                yield name, column, value, settings_of(unclipped, settings), note
