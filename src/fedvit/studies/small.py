@@ -12,7 +12,6 @@ from fedvit.config.tables import Tables, stack_tables
 from fedvit.studies.cases import Case, grid, of_table
 from fedvit.studies.published import fedpeft, fedperfix
 from fedvit.studies.published.common import method
-from fedvit.studies.published.fedv import ADAM
 
 # Settings. The small versions of the papers' tables in experiments/published.py start from SMALL as well.
 
@@ -60,7 +59,13 @@ IMAGENET = stack_tables(
     ]
 )
 BRIEF = stack_tables([IMAGENET, {"train": {"rounds": 6, "epochs": 1}, "run": {"eval_every": 0}}])  # for wide grids
-IMAGENET_SPLIT = stack_tables([IMAGENET, {"run": {"eval_every": 0}}, ADAM, {"method": {"name": "fedv", "fedround": 5}}])
+IMAGENET_SPLIT = stack_tables(
+    [
+        IMAGENET,
+        {"train": {"lr": 5e-3, "optimizer": "adam", "momentum": 0.0}, "run": {"eval_every": 0}},
+        {"method": {"name": "fedv", "fedround": 5}},
+    ]
+)
 PNEUMONIA: Tables = {"data": {"name": "pneumoniamnist", "samples": 1500}, "partition": {"alpha": 0.5}}
 # The learning rates of experiments/small; the study `lr` chooses among them.
 TINY_RATES = {"full": 5e-3, "head": 5e-3, "bias": 1e-2, "adapter": 5e-3, "prompt": 1e-2}
@@ -77,7 +82,10 @@ RESNET18: Tables = {"model": {"name": "resnet18", "image_size": 32}}
 
 def methods(*names: str) -> dict[str, Tables]:
     """Make rows of these methods, with the options of FedPerfix's tables and rates for AdamW from random weights."""
-    own = {"apfl": fedperfix.OWN["apfl"][0], "per_fedavg": method("per_fedavg", lr=2e-4)}
+    last = fedperfix.OWN["fedperfix_last_block"][0]
+    own = {
+        "apfl": fedperfix.OWN["apfl"][0], "per_fedavg": method("per_fedavg", lr=2e-4), "fedperfix_last_block": last,
+    }  # fmt: skip
     return {name: own.get(name, method(name)) for name in names}
 
 
@@ -135,13 +143,36 @@ TIMED: Tables = {
     "train": {"cohort": 2, "rounds": 3, "epochs": 1, "batch": 10, "optimizer": "sgd", "lr": 0.001},
     "run": {"eval_every": 0},
 }
+TABLE2_ROWS = methods(
+    "local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu", "fedper", "vanilla_attention", "fedperfix",
+    "fedperfix_last_block",
+)  # fmt: skip
+TABLE2_COLUMNS: dict[str, Tables] = {  # small images, X-rays and photos by domain, as in the paper
+    "CIFAR-100": {"data": {"name": "cifar100_small", "samples": 4000}, "partition": {"alpha": 0.1}},
+    "PneumoniaMNIST": PNEUMONIA,
+    "Office-Caltech": {
+        "data": {"layout": "domain", "test": 0.15},
+        "partition": {"name": "domain", "alpha": 1.0},
+    },
+}
 TABLE3_ROWS = methods("local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu", "fedper")
+SCALES = {f"s={s:g}": method("fedperfix", combine="concat", s=s) for s in (0.5, 1.5, 3.0)}
+TABLE6_ROWS = ("fedperfix", "prefix_z", "prefix_r", "prompts", "adapters")
 TABLE4_ROWS = methods("local", "fedavg", "apfl", "fedper", "fedperfix")
 ON_TINY = tunes(TINY_RATES)
 SPLIT_PANELS: dict[str, dict[str, Tables]] = {
-    "local epochs K": {f"{n}": {"train": {"epochs": n}} for n in (1, 2, 5)},
+    **{f"local epochs K, T={t}": {f"{n}": {"train": {"epochs": n, "rounds": t}} for n in (1, 2, 5)} for t in (4, 12)},
     "clients M": {f"{n}": federation_of(n, n // 4) for n in (8, 16, 24)},
     "fedround": {f"{n}": {"method": {"fedround": n}} for n in (1, 3, 5, 11)},
+}
+FEDV_ROWS: dict[str, Tables] = {
+    "local": method("local"), "fedavg, then local": method("fedavg_ft"), "fed_rod": method("fed_rod", hyper=True),
+    "ditto": method("ditto", lam=0.75), "festa": method("festa", fedround=5), "fedv": method("fedv", fedround=5),
+    "fedvz": method("fedvz", fedround=5),
+}  # fmt: skip
+FEDV_COLUMNS: dict[str, Tables] = {
+    **{f"Dir({a:g})": {"partition": {"name": "dirichlet", "alpha": a}} for a in (0.1, 0.3)},
+    **{f"Path-{c}": {"partition": {"name": "pathological", "classes": c}} for c in (2, 5)},
 }
 EDIT_PANELS: dict[str, dict[str, Tables]] = {
     "layers k": {f"{k}": edits(k=k) if k else method("fedavg") for k in (0, 1, 2, 3, 5, 8)},
@@ -151,7 +182,10 @@ EDIT_PANELS: dict[str, dict[str, Tables]] = {
 }
 
 
-def has_weights(folder: Path | None) -> bool:
-    """Tell whether the data folder has the images and weights for the grids on pre-trained weights."""
-    needed = (IMAGENET["data"]["name"], IMAGENET["model"]["weights"])
-    return folder is not None and all((folder / name).exists() for name in needed)
+def has_data(folder: Path | None, cases: Sequence[Case]) -> bool:
+    """Tell whether the data folder has the images and weights of these cases."""
+    if folder is None:
+        return False
+    data = {str(case.settings["data"]["name"]) for case in cases}
+    weights = {str(name) for case in cases if (name := case.settings["model"].get("weights"))}
+    return all((folder / name).exists() or (folder / f"{name}.npz").is_file() for name in data | weights)
