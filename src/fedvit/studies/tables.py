@@ -144,6 +144,8 @@ def _matrix(content: Content, study: Study, columns: Sequence[str], title: str) 
         if "overall" in content:
             line.append(f"{content['overall'][name]:.1f}" if name in content["overall"] else "")
         table.add_row(escape(name), *line)
+    if study.note and content["grid"] == "paper":
+        table.caption, table.caption_justify = study.note, "left"
     return table
 
 
@@ -200,10 +202,15 @@ def _target_rows(content: Content, title: str) -> Table:
         table.add_row(
             *((escape(row["column"]), escape(row["row"])) if several else (escape(row["row"]),)),
             f"{f['accuracy']:.1f}",
-            units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]),
+            _beside(units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]), row, 0),
             *(
-                "-" if t["rounds"] is None else f"{t['rounds']:.3g}, {units.nbytes(t['nbytes'])}"
-                for t in f["to_target"]
+                _beside(
+                    "-" if t["rounds"] is None else f"{t['rounds']:.3g}, {units.nbytes(t['nbytes'])}",
+                    row,
+                    number,
+                    "" if t["paper_mb"] is None else f"one way {t['paper_mb']:.4g}MB, ",
+                )
+                for number, t in enumerate(f["to_target"], 1)
             ),
             *[""] * (most - len(f["to_target"])),
             row["published"] or "-",
@@ -211,8 +218,16 @@ def _target_rows(content: Content, title: str) -> Table:
     table.caption = (
         "targets are fixed in advance; bytes are of all clients, both ways; - means not reached by every seed"
     )
+    if any(row.get("published_costs") for row in content["rows"]):
+        table.caption += "; in the second lines, as the paper counts: one way, in units of 2^20 bytes"
     table.caption_justify = "left"
     return table
+
+
+def _beside(ours: str, row: Mapping[str, Any], number: int, same_units: str = "") -> str:
+    """Put a paper's cost below ours, and ours in the paper's units before it."""
+    costs = row.get("published_costs")
+    return f"{ours}\n[dim]{same_units}published {costs[number]}[/]" if costs else ours
 
 
 def _cost_rows(content: Content, study: Study, title: str) -> Table:

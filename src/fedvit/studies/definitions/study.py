@@ -32,5 +32,5 @@ class Study:
     seeds: tuple[int, ...] = (0, 1, 2)  # on digits; a grid on pre-trained weights has seed 0
     paper_seeds: tuple[int, ...] = ()  # of the published grid; if empty, the one in its settings
     overall: bool = False  # also report the mean over the columns
-    note: str = ""  # the caption of a table of costs
+    note: str = ""  # the caption of a table of costs, or of a matrix of the published grid
     aka: tuple[str, ...] = ()  # the study's other names
