@@ -17,12 +17,12 @@ from pathlib import Path
 import tomli_w
 
 from fedvit.config.tables import Tables, stack_tables
-from fedvit.studies.published import fedperfix, fedv, pfededit
+from fedvit.studies.published import fedpeft, fedperfix, fedv, pfededit
 from fedvit.studies.published.common import Table, method, rows_of, settings_of
 from fedvit.studies.small import SMALL
 
 HERE = Path(__file__).parent
-PAPERS = {"fedperfix": fedperfix, "pfededit": pfededit, "fedv": fedv}
+PAPERS = {"fedperfix": fedperfix, "fedpeft": fedpeft, "pfededit": pfededit, "fedv": fedv}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Twin:
 
 OPEN = {  # what holds for every file of a paper; docs/experiments.md says more
     "fedperfix": "",
+    "fedpeft": "The paper's figure is that of the server's model: server_accuracy in summary.json.",
     "pfededit": "The paper's figure is its best round over all images: the largest micro in rounds.jsonl.",
     "fedv": "Share of clients a round (0.1) and image size are not given; the mean is over three seeds, not named.",
 }
@@ -202,7 +203,8 @@ def files() -> dict[Path, str]:
 def table_files(table: Table) -> Iterator[tuple[Path, str]]:
     paper = table.folder.split("/")[0]
     for name, column, value, settings, note in rows_of(table):
-        head = f"{table.words}, {column.words}, row {PAPERS[paper].NAMES[name]}: published {value.replace('±', ' ± ')}."
+        row = fedpeft.row_name(name) if paper == "fedpeft" else PAPERS[paper].NAMES[name]
+        head = f"{table.words}, {column.words}, row {row}: published {value.replace('±', ' ± ')}{table.what}."
         comment = [head, " ".join(words for words in (column.note, note, OPEN[paper]) if words)]
         yield Path(table.folder, column.folder, f"{name}.toml"), document(comment, settings)
 

@@ -53,12 +53,28 @@ def test_vit_base_with_100_classes(tune: str, shared: int) -> None:
     assert result["nbytes"] == {"down": 4 * shared, "up": 4 * shared}
 
 
+@pytest.mark.parametrize(
+    ("tune", "shared"), [("bias", 104_450), ("adapter", 149_858), ("prompt", 93_698), ("head", 1_538)]
+)
+def test_vit_base_with_the_two_classes_of_pcam(tune: str, shared: int) -> None:
+    """FedPEFT's Table 1 prints the counts of 100 classes for PCam, too."""
+    arguments = ["--model", "vit_base_patch16_224", "--classes", "2", "--method", "fedavg", "--tune", tune]
+    assert cost(*arguments)["params"]["shared"] == shared
+
+
+@pytest.mark.parametrize(("classes", "shared"), [("100", 444_292), ("2", 343_842)])
+def test_shufflenet(classes: str, shared: int) -> None:
+    result = cost("--model", "shufflenet_v2_x0_5", "--classes", classes)
+    assert result["params"]["trainable"] == shared
+
+
 def test_one_adapter_per_layer() -> None:
     assert cost(*BASE, "--tune", "adapter", "--set", "per_layer=true")["params"]["shared"] == 1_856_740
 
 
 @pytest.mark.parametrize(
-    ("tune", "shared"), [("head", 38_500), ("bias", 89_956), ("adapter", 75_796), ("prompt", 84_580)]
+    ("tune", "shared"),
+    [("full", 21_704_164), ("head", 38_500), ("bias", 89_956), ("adapter", 75_796), ("prompt", 84_580)],
 )
 def test_vit_small_with_100_classes(tune: str, shared: int) -> None:
     result = cost("--model", "vit_small_patch16_224", "--classes", "100", "--tune", tune)

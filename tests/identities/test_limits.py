@@ -13,6 +13,7 @@ from fedvit.engine.checkpoint import load_checkpoint
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.worker import load_data
 from fedvit.models.build import ModelSettings, build
+from fedvit.models.plugins.modules import PromptTokens
 from fedvit.models.plugins.specs import Adapter, Lora, Prefix, Prompt
 from fedvit.models.token_skipping import skip_unread_tokens_
 from fedvit.runs.folder import Run
@@ -60,6 +61,38 @@ def test_plugins_leave_the_backbone_as_it_was_drawn() -> None:
     assert same_trees(
         dict(plain.named_parameters()), tree.pick(dict(plugged.named_parameters()), dict(plain.named_parameters()))
     )
+
+
+def test_an_adapter_may_start_as_in_the_papers_pseudo_code() -> None:
+    """Two plain linear layers, as PyTorch draws them; by default the second one starts at zero."""
+    up = build(MICRO, 10, (Adapter(init="random"),), 3).adapter.up  # type: ignore[union-attr]
+    bound = up.in_features**-0.5
+    assert 0.9 * bound < up.weight.abs().max() <= bound
+    assert not torch.equal(logits(Adapter(init="random")), logits())
+    assert torch.equal(logits(Adapter(init="zero")), logits())
+
+
+def test_prompts_that_start_at_zero_stay_equal_within_a_block(tmp_path: Path) -> None:
+    """Why FedPEFT's pseudo-code is not what runs by default."""
+    trees = {}
+    for init in ("zero", "uniform"):
+        bench = Bench(tiny("fedavg+prompt", {"tune.init": init, "optimizer": "sgd"}, lr=0.5), tmp_path / init)
+        end = descend(bench.worker.client("3", 1, {}), bench.net.initial)
+        trees[init] = [tokens for name, tokens in end.items() if name.endswith("prompt.tokens")]
+    assert len(trees["zero"]) == 4
+    for tokens in trees["zero"]:
+        assert tokens.abs().max() > 1e-4, "they learn"
+        assert (tokens - tokens[0]).abs().max() < 1e-3 * tokens.abs().max(), "but together"
+    assert all((tokens - tokens[0]).abs().max() > 0.01 for tokens in trees["uniform"])
+
+
+def test_dropout_of_prompts_draws_a_mask_for_every_image() -> None:
+    prompt = PromptTokens(6, 40, 1.0, 0.5).train()
+    torch.manual_seed(0)
+    dropped = prompt(torch.zeros(8, 3, 40))[:, 3:] == 0
+    assert 0.4 < dropped.float().mean() < 0.6
+    assert all(not torch.equal(dropped[0], other) for other in dropped[1:])
+    assert torch.equal(prompt.eval()(torch.zeros(2, 3, 40))[1, 3:], prompt.tokens)
 
 
 def test_prompts_are_dropped_after_every_block() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from fedvit.cli.flags import err
 from fedvit.core.errors import UserError, nearest
@@ -55,12 +56,30 @@ def show(console: Console, title: str, check: Check) -> None:
             cells = [str(len(counts)), *(f"{name} ({counts[name]:,})" for name in (order[0], order[-1]))]
         table.add_row(site or "-", f"{sum(counts.values()):,}", *cells)
     console.print(table)
+    if check.patients:
+        console.print(_patients_table(check, classes if wide else []))
     for note in check.hints[:MOST_HINTS]:
         console.print(f"hint: {note.text}", soft_wrap=True, highlight=False, markup=False)
     if len(check.hints) > MOST_HINTS:
         console.print(f"and {len(check.hints) - MOST_HINTS} more hints: --json lists them", highlight=False)
     for note in check.bad:
         console.print(f"bad: {note.text}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _patients_table(check: Check, classes: list[str]) -> Table:
+    """Make a table of every site's patients, the images that one has, and the patients who have images of a class."""
+    from fedvit.report.tables import plain_table
+
+    total = sum(found.patients for found in check.patients.values())
+    table = plain_table(f"{total:,} patients, and those of each class")
+    table.add_column("site", no_wrap=True)
+    for name in ("patients", "images each (median)", *classes):
+        table.add_column(name, justify="right")
+    for site, found in check.patients.items():
+        fewest, middle, most = found.images
+        cells = [f"{found.classes.get(name, 0):,}" for name in classes]
+        table.add_row(site or "-", f"{found.patients:,}", f"{fewest}-{most} ({middle:g})", *cells)
+    return table
 
 
 def end_if_bad(check: Check, *, skip_bad: bool) -> None:

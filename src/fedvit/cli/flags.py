@@ -27,7 +27,7 @@ class Flags:
     data: Annotated[
         str | None,
         typer.Option(
-            help="Dataset: a name (see `fedvit datasets`), an npz file or a folder of images (default: digits)."
+            help="Dataset: a name (see `fedvit datasets`), an npz file, a folder of images or a manifest (default: digits)."
         ),
     ] = None
     data_dir: Annotated[

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
-    """List each entry's name, one-sentence summary and options; a method's summary is the first line of its file."""
+    """List each entry's name, one-sentence summary, departures from its paper, and options.
+
+    A method's summary is the first line of its file.
+    """
     from fedvit.methods import METHODS
     from fedvit.methods.tunes import TUNES
 
@@ -26,8 +29,14 @@ def catalogue(kind: Literal["methods", "tunes"]) -> list[dict[str, Any]]:
         text = sys.modules[function.__module__].__doc__ if kind == "methods" else function.__doc__
         parameters = inspect.signature(function).parameters
         defaults = {key: parameter.default for key, parameter in parameters.items()}
-        entries.append({"name": name, "summary": (text or "").strip().splitlines()[0], "options": defaults})
+        summary = (text or "").strip().splitlines()[0]
+        entries.append({"name": name, "summary": summary, "departs": departures(text or ""), "options": defaults})
     return [*entries, *outside_methods()] if kind == "methods" else entries
+
+
+def departures(text: str) -> str:
+    """Return what a docstring says after `Departs from the paper:`, up to the end of the paragraph, as one line."""
+    return " ".join(text.partition("Departs from the paper:")[2].partition("\n\n")[0].split())
 
 
 def outside_methods() -> list[dict[str, Any]]:
@@ -64,7 +73,10 @@ def catalogue_tables() -> list[Table]:
         table.add_column("options (--set)")
         for entry in catalogue(kind):
             options = ", ".join(f"{key}={value}" for key, value in entry["options"].items())
-            table.add_row(entry["name"], escape(entry["summary"]), options)
+            told = entry["summary"]
+            if kind == "tunes" and not entry["departs"].startswith("nothing"):
+                told = f"{told} Departs from the paper: {entry['departs']}"
+            table.add_row(entry["name"], escape(told), options)
         tables.append(table)
     return tables
 
@@ -207,9 +219,10 @@ def partition(
         from fedvit.cli.check import data_settings, end_if_bad, show
         from fedvit.config.load import load_experiment, parse_sets
         from fedvit.core.files import check_writable
-        from fedvit.data.check import check_folder
+        from fedvit.data.check import check_files
+        from fedvit.data.partition.groups import count_patients
         from fedvit.data.partition.split import partition_counts
-        from fedvit.data.sources import load_dataset, locate
+        from fedvit.data.sources import has_files, load_dataset, locate
         from fedvit.engine.worker import load_data
         from fedvit.report.tables import split_table
 
@@ -219,7 +232,7 @@ def partition(
             check_writable(picture.parent)
         settings = data_settings(flags["data"], flags, others=True)
         place = locate(settings)
-        found = check_folder(place, settings) if check and place is not None and place.is_dir() else None
+        found = check_files(place, settings) if check and place is not None and has_files(place) else None
         try:
             experiment = load_experiment(None, parse_sets(flags["sets"] or []), given(flags))
             dataset = load_dataset(experiment.data, None)
@@ -229,15 +242,22 @@ def partition(
             raise
         _, partition = load_data(experiment, dataset)
         counts = partition_counts(dataset, partition)
+        patients = {} if dataset.patients is None else count_patients(partition, dataset)
         if picture is not None:
             from fedvit.report.plots import draw_split
 
             draw_split(counts, dataset.class_names, picture, f"{dataset.name}, {experiment.partition.name}")
         if as_json:
-            content = {"hash": partition.to_json()["hash"], "class_names": dataset.class_names, "clients": counts}
+            content: dict[str, Any] = {
+                "hash": partition.to_json()["hash"],
+                "class_names": dataset.class_names,
+                "clients": counts,
+            }
+            if patients:
+                content["patients"] = patients
             print_json({**content, "check": found and found.to_json()})
         else:
-            out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}"))
+            out.print(split_table(counts, f"{dataset.name}, {experiment.partition.name}", patients))
             if picture is not None:
                 out.print(f"picture: {picture}", soft_wrap=True, highlight=False)
             if found is not None:

@@ -125,8 +125,8 @@ def split_client(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER",
-            help="Folder of this client's images, with one folder per class (default: act as client NAME of the experiment's own data and partition).",
+            metavar="PATH",
+            help="Folder of this client's images, with one folder per class, or their manifest (default: act as client NAME of the experiment's own data and partition).",
         ),
     ] = None,
     policy: Annotated[

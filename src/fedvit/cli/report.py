@@ -27,6 +27,12 @@ def report(
             max=100,
         ),
     ] = None,
+    view: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose accuracy a target is: personal or server (default: personal; for a study, the view that it is about)."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no table.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
 ) -> None:
@@ -37,7 +43,7 @@ def report(
         from fedvit.report.verdict import headline
 
         file = file or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html"))
-        groups = write_report(folders, file, target)
+        groups = write_report(folders, file, target, view)
         if not quiet:
             for rows in groups:
                 out.print(report_table(rows))

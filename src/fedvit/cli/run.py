@@ -187,6 +187,17 @@ def study(
     paper: Annotated[
         bool, typer.Option("--paper", help="Use the published settings, which need the papers' data and GPUs.")
     ] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--all",
+            metavar="PAPER",
+            help="Run all studies of fedperfix, fedpeft, pfededit or fedv in small, or with --paper at full size; runs with the same settings are run once.",
+        ),
+    ] = None,
+    paper_all: Annotated[
+        str | None, typer.Option("--paper-all", metavar="PAPER", help="The same as --all PAPER --paper.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the grid with its bytes and multiply-adds, and run nothing.")
     ] = False,
@@ -209,24 +220,38 @@ def study(
     are not run again. Flags and --set apply to all rows.
     """
     with clear_errors(flags["debug"], flags["quiet"]), foretold(show=False):
-        if name is None:
+        if [name, every, paper_all] == [None, None, None]:
             from fedvit.studies.definitions import studies_table
 
             out.print(studies_table())
             return
+        if (name, every, paper_all).count(None) < 2:
+            raise UserError("a study, --all PAPER and --paper-all PAPER exclude each other: give one of them")
         prepare(flags["workers"])
-        from fedvit.studies import cells
         from fedvit.studies import run as studying
+        from fedvit.studies import whole_paper
+        from fedvit.studies.cells import unique_rows
 
-        plan = studying.prepare_study(
-            name, paper=paper, seeds=seeds, target=target, flags=given(flags), sets=flags["sets"]
-        )
+        whole, place, console = every or paper_all, flags["out_dir"], {"console": err, "quiet": flags["quiet"]}
+        same = {"seeds": seeds, "flags": given(flags), "sets": flags["sets"], "out": place}
+
+        def foretell(plan: studying.Prepared) -> None:
+            if not flags["quiet"] and plan.study.kind != "cost":
+                say_of_rows(unique_rows(plan.cells), plan.home, flags["workers"])
+
+        if whole is not None:
+            if target is not None:
+                raise UserError("--target is for a single study: give its name instead of a paper")
+            plans = whole_paper.prepare_paper(whole, full=paper or paper_all is not None, **same)
+            steps = whole_paper.carry_out_paper(plans, flags["workers"], before=foretell, **console)
+        else:
+            plan = studying.prepare_study(str(name), paper=paper, target=target, **same)
+            steps = studying.carry_out(plan, flags["workers"], **console)
         if dry_run:
-            out.print(studying.preview(plan))
+            out.print(whole_paper.preview_paper(whole, plans) if whole is not None else studying.preview(plan))
             return
-        if not flags["quiet"] and plan.study.kind != "cost":
-            place = flags["out_dir"] or cells.study_folder(plan.name, plan.cells)
-            say_of_rows(cells.unique_rows(plan.cells), place, flags["workers"])
-        for shown in studying.carry_out(plan, flags["out_dir"], flags["workers"], err, quiet=flags["quiet"]):
+        if whole is None:
+            foretell(plan)
+        for shown in steps:
             if not flags["quiet"]:
                 out.print(shown, soft_wrap=isinstance(shown, str), highlight=False)

@@ -57,6 +57,7 @@ def settings_markdown() -> str:
 
 def _option_tables(known: Mapping[str, Callable[..., Any]], kind: str) -> list[str]:
     """Describe the options of every method or tune that has some."""
+    from fedvit.cli.inspect import departures
     from fedvit.methods.options import meaning
 
     found = []
@@ -67,7 +68,9 @@ def _option_tables(known: Mapping[str, Callable[..., Any]], kind: str) -> list[s
                 _row(f"{kind}.{key}", type_words(one.annotation), one.default, meaning(name, key))
                 for key, one in parameters.items()
             ]
-            found.append(f"### {name}\n\n{_table(rows)}")
+            differs = departures(function.__doc__ or "")  # of a tune; a method's stand in its file
+            words = f"Departs from the paper: {differs}\n\n" if differs else ""
+            found.append(f"### {name}\n\n{words}{_table(rows)}")
     return found
 
 

@@ -39,7 +39,7 @@ class Table(BaseModel):
 class DataSettings(Table):
     """Where the images come from."""
 
-    name: str = Field(default="digits", description="A known name, an npz file or a folder.")
+    name: str = Field(default="digits", description="A known name, an npz file, a folder or a manifest (.csv).")
     dir: Path | None = Field(
         default=None,
         description="Folder that holds datasets and weights; default: the environment variable FEDVIT_DATA.",
@@ -50,6 +50,11 @@ class DataSettings(Table):
     site: str | None = Field(default=None, description="Name of the one owner of a folder with the layout class/image.")
     class_names: str | None = Field(
         default=None, description="Classes of a folder, joined by commas, if not every site has every class."
+    )
+    patient: str | None = Field(
+        default=None,
+        description="Whose image a file of a folder is: folder for class/patient/image, or a regular expression whose "
+        "groups match the patient in the file's path. A manifest says it in its column patient.",
     )
     size: Count | None = Field(
         default=None, description="Pixels at which a folder's images are stored; default: the model's input size."
@@ -64,6 +69,10 @@ class DataSettings(Table):
     )
     test: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.25, description="Fraction held out for testing if the source has no test set."
+    )
+    join_val: bool = Field(
+        default=True,
+        description="Train on the validation images of PCam, an npz file or a folder, too; false leaves them out.",
     )
     val: Share = Field(default=0.0, description="Fraction of each client's training images held out for validation.")
     unseen: Annotated[int, Field(ge=0)] = Field(

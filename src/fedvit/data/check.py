@@ -8,9 +8,10 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from fedvit.core.errors import UserError
@@ -18,18 +19,21 @@ from fedvit.core.settings import DataSettings
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
 from fedvit.data.dataset import Dataset
-from fedvit.data.sources import load_dataset, locate
+from fedvit.data.folders import Note
+from fedvit.data.manifest import class_names, is_manifest, read_manifest
+from fedvit.data.patients import contradictions, patients_from_paths
+from fedvit.data.sources import has_files, load_dataset, locate
 
 SHORTEST_TYPO = 6  # letters of a class name below which one different letter means nothing
 
 
 @dataclass(frozen=True)
-class Note:
-    """A finding: its kind, the files, folders or classes that it is about, and what it means."""
+class PatientCount:
+    """The patients of a site: how many, the fewest, median and most images of one, and how many each class has."""
 
-    kind: str
-    names: tuple[str, ...]
-    text: str
+    patients: int
+    images: tuple[int, float, int]
+    classes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Check:
     counts: dict[str, dict[str, int]]
     bad: tuple[Note, ...]
     hints: tuple[Note, ...]
+    patients: dict[str, PatientCount] = field(default_factory=dict)  # by site, if the source says whose an image is
 
     @property
     def images(self) -> int:
@@ -56,12 +61,16 @@ class _Item:
     label: str
     site: str
     part: str  # train, test or val, or nothing
+    patient: str = ""
 
 
-def check_folder(root: Path, settings: DataSettings) -> Check:
-    """Read every file of an image folder and return all findings at once."""
-    items, bad = _placed(root, settings)
-    files = {item.name: root / item.name for item in items}
+def check_files(path: Path, settings: DataSettings) -> Check:
+    """Read every file of an image folder or manifest and return all findings at once."""
+    if is_manifest(path):
+        items, bad, files = _listed(path, settings)
+    else:
+        items, bad = _placed(path, settings)
+        files = {item.name: path / item.name for item in items}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         found = dict(zip(files, pool.map(_problem_with, files.values()), strict=True))
     bad += [Note(kind, (name,), f"{name} {text}") for name, (kind, text) in found.items() if kind]
@@ -70,7 +79,8 @@ def check_folder(root: Path, settings: DataSettings) -> Check:
     labels, sites = ({getattr(item, key) for item in items} for key in ("label", "site"))
     similar, typos = similar_names("classes", labels)
     same_sites = [Note("similar sites", note.names, note.text) for note in similar_names("sites", sites)[0]]
-    return Check(_counted(good), (*bad, *similar, *wrong), (*typos, *same_sites, *hints))
+    patients = _count_patients(good)
+    return Check(_counted(good), (*bad, *similar, *wrong), (*typos, *same_sites, *hints, *_lonely(patients)), patients)
 
 
 def check_dataset(dataset: Dataset) -> Check:
@@ -98,7 +108,52 @@ def _counted(items: Iterable[_Item]) -> dict[str, dict[str, int]]:
     return {site: dict(sorted(classes.items())) for site, classes in sorted(counts.items())}
 
 
-# Folders.
+def _count_patients(items: Sequence[_Item]) -> dict[str, PatientCount]:
+    """Count the patients of every site, and how many images each has."""
+    images: dict[str, Counter[str]] = defaultdict(Counter)
+    classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for item in items if any(item.patient for item in items) else []:
+        images[item.site][item.patient] += 1
+        classes[item.site][item.label].add(item.patient)
+    return {
+        site: PatientCount(
+            len(counts),
+            (min(counts.values()), median(counts.values()), max(counts.values())),
+            {label: len(who) for label, who in sorted(classes[site].items())},
+        )
+        for site, counts in sorted(images.items())
+    }
+
+
+def _lonely(patients: dict[str, PatientCount]) -> Iterator[Note]:
+    """Point at sites and classes with one patient, who cannot be both trained on and tested with."""
+    for site, found in patients.items():
+        where = f" of {site}" if site else ""
+        if found.patients == 1:
+            yield Note("one patient", (site,), f"all images{where} are of one patient: train and test need one each")
+            continue
+        for label, count in found.classes.items():
+            if count == 1:
+                text = f"the class {label!r}{where} has one patient, who can only be trained on or tested with"
+                yield Note("one patient", (site, label), text)
+
+
+# Manifests and folders.
+
+
+def _listed(path: Path, settings: DataSettings) -> tuple[list[_Item], list[Note], dict[str, Path]]:
+    """Return every row of a manifest whose file exists, what is wrong with the manifest, and the files."""
+    found = read_manifest(path, settings.site, settings.patient)
+    notes = [*found.notes, *found.missing]
+    try:
+        class_names([row.label for row in found.rows], settings.class_list, path)
+    except UserError as problem:
+        notes.append(Note("classes", (), str(problem)))
+    if not found.rows and not notes:
+        notes.append(Note("manifest", (), f"{path} has no images: expected one line for each"))
+    rows = {row.name: row for row in found.rows}
+    items = [_Item(row.name, row.label, row.site, row.part, row.patient) for row in rows.values()]
+    return items, notes, {name: row.file for name, row in rows.items()}
 
 
 def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]]:
@@ -110,8 +165,8 @@ def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]
     items, bad = [], list(_misplaced(root))
     depths: dict[bool, str] = {}
     classes: dict[str, set[str]] = defaultdict(set)
-    for leaf in folders.leaves(root):
-        folder = "/".join(leaf.parts)
+    for leaf in folders.leaves(root, settings.patient):
+        folder = os.path.relpath(leaf.folder, root)
         try:
             where = folders.place(leaf.parts, root, settings.layout)
         except UserError as problem:
@@ -122,6 +177,9 @@ def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]
         if not leaf.files and not settings.class_list and where.part in (None, "train"):
             bad.append(Note("empty folder", (folder,), f"{folder} is empty: remove the folder or fill it"))
         items += [_Item(f"{folder}/{n}", where.label, where.site or "", where.part or "") for n in leaf.files]
+    if settings.patient is not None and items and not bad:
+        items, wrong = _with_patients(items, settings.patient)
+        bad += wrong
     if len(depths) > 1:
         text = f"class/image ({depths[True]}) and site/class/image ({depths[False]}) are mixed"
         bad.append(Note("folder", (depths[True], depths[False]), text))
@@ -130,6 +188,19 @@ def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]
     if not items and not bad:
         bad.append(Note("folder", (), f"no images in {root}: expected class/image or site/class/image"))
     return items, bad
+
+
+def _with_patients(items: Sequence[_Item], rule: str) -> tuple[list[_Item], list[Note]]:
+    """Add the patients that data.patient finds in the paths, and report what contradicts them."""
+    names = [item.name for item in items]
+    try:
+        whose = patients_from_paths(names, rule)
+    except UserError as problem:
+        return list(items), [Note("patient", (), str(problem))]
+    test = "test" if any(item.part == "test" for item in items) else "val"  # as in folders.scan
+    parts = [test if item.part == test else "" for item in items]
+    wrong = contradictions(whose, [item.site for item in items], parts, names.__getitem__)
+    return [replace(item, patient=who) for item, who in zip(items, whose, strict=True)], wrong
 
 
 def _misplaced(root: Path) -> Iterator[Note]:
@@ -161,8 +232,8 @@ def _disagreement(classes: dict[str, set[str]], listed: Sequence[str]) -> Iterat
 def check_source(settings: DataSettings) -> Check:
     """Check the folder, file or named dataset that these settings mean."""
     path = locate(settings)
-    if path is not None and path.is_dir():
-        return check_folder(path, settings)
+    if path is not None and has_files(path):
+        return check_files(path, settings)
     return check_dataset(load_dataset(settings, None))
 
 
@@ -206,12 +277,16 @@ def _judged(
     bad, hints = [], []
     for group in (group for group in same.values() if len(group) > 1):
         names = tuple(item.name for item in group)
-        labels, sites, parts = ({getattr(item, key) for item in group} for key in ("label", "site", "part"))
+        labels, sites, parts, who = (
+            {getattr(item, key) for item in group} for key in ("label", "site", "part", "patient")
+        )
         told = f"the same image is at {', '.join(names)}"
         if len(labels) > 1:
             bad.append(Note("two labels", names, f"{told}: it has {len(labels)} labels"))
         elif len(sites) > 1:
             hints.append(Note("two sites", names, f"{told}: {len(sites)} sites have it"))
+        elif len(who) > 1:
+            hints.append(Note("two patients", names, f"{told}: {len(who)} patients have it"))
         elif len(parts) > 1:
             hints.append(Note("train and test", names, f"{told}: it is trained on and tested with"))
         else:

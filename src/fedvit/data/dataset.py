@@ -35,6 +35,9 @@ class Dataset:
     site_names: tuple[str, ...] = ()
     fingerprint: str = ""  # of the images; if empty, computed from the array
     files: tuple[str, ...] = ()  # the name of each image's file below a folder; empty for other sources
+    official_val: NDArray[np.bool_] | None = None  # if a manifest says which images train, validate and test
+    patients: Labels | None = None  # the number of each image's patient, if the source says whose it is
+    patient_hashes: tuple[str, ...] = ()  # by number
 
     def __post_init__(self) -> None:
         if len(self.images) != len(self.labels):
@@ -132,5 +135,7 @@ def keep_only(dataset: Dataset, kept: Indices) -> Dataset:
         labels=dataset.labels[kept],
         official_test=None if dataset.official_test is None else dataset.official_test[kept],
         sites=None if dataset.sites is None else dataset.sites[kept],
+        official_val=None if dataset.official_val is None else dataset.official_val[kept],
+        patients=None if dataset.patients is None else dataset.patients[kept],
         files=(),
     )

@@ -16,14 +16,24 @@ from fedvit.data.cache import UnreadableError
 
 Layout = Literal["auto", "class", "domain", "site", "tiny_imagenet"]
 SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"))
+FOLDER = "folder"  # as data.patient: every image lies in a folder of its patient, class/patient/image
 MOST_PIXELS = 89_478_485  # of an image; PIL warns of more, which may be a small file made to fill the memory
 warnings.filterwarnings("ignore", "Image size .* could be decompression bomb")  # it is an error here
 TRAIN, TEST, VAL = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 
 
 @dataclass(frozen=True)
-class _Scan:
-    """What a folder contains, before any image is read."""
+class Note:
+    """A finding: its kind, the files, folders or classes that it is about, and what it means."""
+
+    kind: str
+    names: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a folder or manifest contains, before any image is read."""
 
     files: tuple[Path, ...]
     labels: NDArray[np.int64]
@@ -31,6 +41,9 @@ class _Scan:
     official_test: NDArray[np.bool_] | None
     sites: NDArray[np.int64] | None
     site_names: tuple[str, ...]
+    official_val: NDArray[np.bool_] | None = None
+    patients: tuple[str, ...] | None = None  # the patient of each file, as the hospital calls them
+    missing: tuple[str, ...] = ()  # what a manifest says of files that do not exist
 
 
 @dataclass(frozen=True)
@@ -51,14 +64,18 @@ class _Leaf:
     files: tuple[str, ...]
 
 
-def leaves(root: Path) -> list[_Leaf]:
-    """Return all leaves sorted by name, following links and skipping hidden names; an empty folder is a leaf too."""
-    found = []
+def leaves(root: Path, patient: str | None = None) -> list[_Leaf]:
+    """Return all leaves sorted by name, following links and skipping hidden names; an empty folder is a leaf too.
+
+    If the last folder is the patient's, it is not among the parts, which end with the class.
+    """
+    found, below = [], 1 if patient == FOLDER else 0
     for base, directories, files in os.walk(root, followlinks=True):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
         if not directories and Path(base) != root:
             names = tuple(sorted(name for name in files if not name.startswith(".")))
-            found.append(_Leaf(Path(base), Path(base).relative_to(root).parts, names))
+            parts = Path(base).relative_to(root).parts
+            found.append(_Leaf(Path(base), parts[: len(parts) - below], names))
     return found
 
 
@@ -89,17 +106,21 @@ def place(parts: tuple[str, ...], root: Path, layout: Layout) -> _Place:
         return _Place(names[0], None, part)
     if len(names) == 2 and layout in ("auto", "domain", "site"):
         return _Place(names[1], names[0], part)
+    if not names:
+        raise UserError(f"expected class/patient/image in {root}, as data.patient={FOLDER} says, found class/image")
     wanted = {"class": "class/image", "auto": "class/image or site/class/image"}.get(layout, f"{layout}/class/image")
     raise UserError(
         f"expected {wanted} in {root}, found a folder {'/'.join(parts)}; --set data.layout=... chooses the layout"
     )
 
 
-def site_names(root: Path, layout: Layout) -> tuple[str, ...]:
+def site_names(root: Path, layout: Layout, patient: str | None = None) -> tuple[str, ...]:
     """Return the domains or sites below a folder; there are none if classes come first."""
     if layout in ("class", "tiny_imagenet") or is_tiny_imagenet(root):
         return ()
-    return tuple(sorted({g for leaf in leaves(root) if (g := place(leaf.parts, root, layout).site) is not None}))
+    return tuple(
+        sorted({g for leaf in leaves(root, patient) if (g := place(leaf.parts, root, layout).site) is not None})
+    )
 
 
 def is_tiny_imagenet(root: Path) -> bool:
@@ -107,13 +128,15 @@ def is_tiny_imagenet(root: Path) -> bool:
     return (root / "wnids.txt").is_file() and (root / "train").is_dir()
 
 
-def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
-    """Find every image file with its class, site and part."""
+def scan(
+    root: Path, layout: Layout, class_list: Sequence[str], patient: str | None = None, *, join_val: bool = True
+) -> Scan:
+    """Find every image file with its class, site and part; validation images that no test needs may be left out."""
     if layout == "tiny_imagenet" or (layout == "auto" and is_tiny_imagenet(root)):
         return _scan_tiny_imagenet(root)
     placed = [
         (leaf.folder, place(leaf.parts, root, layout), [leaf.folder / name for name in leaf.files])
-        for leaf in leaves(root)
+        for leaf in leaves(root, patient)
     ]
     if not placed:
         raise UserError(f"no image folders in {root}: expected class/image or site/class/image")
@@ -127,12 +150,14 @@ def scan(root: Path, layout: Layout, class_list: Sequence[str]) -> _Scan:
     test_part = "test" if "test" in parts else "val" if "val" in parts and "train" in parts else None
     files, labels, tests, owners = [], [], [], []
     for _, where, members in placed:
+        if where.part == "val" != test_part and not join_val:
+            continue
         for file in members:
             files.append(file)
             labels.append(names.index(where.label))
             tests.append(where.part == test_part)
             owners.append(sites.index(where.site) if where.site is not None else 0)
-    return _Scan(
+    return Scan(
         tuple(files),
         np.array(labels, dtype=np.int64),
         names,
@@ -167,7 +192,7 @@ def _agreed_classes(
     return tuple(sorted(every))
 
 
-def _scan_tiny_imagenet(root: Path) -> _Scan:
+def _scan_tiny_imagenet(root: Path) -> Scan:
     """Find train/WNID/images/* and, as test set, val/images/* with val_annotations.txt, or val/WNID/*."""
     if not is_tiny_imagenet(root):
         raise UserError(f"{root} does not have Tiny-ImageNet's layout: expected wnids.txt, train/ and val/")
@@ -196,7 +221,7 @@ def _scan_tiny_imagenet(root: Path) -> _Scan:
     if missing:
         raise UserError(f"{root} has no images of {', '.join(missing[:5])}, which wnids.txt lists")
     names = tuple(words.get(name, name).split(",")[0] for name in ids)
-    return _Scan(tuple(files), np.array(labels, dtype=np.int64), names, np.array(tests), None, ())
+    return Scan(tuple(files), np.array(labels, dtype=np.int64), names, np.array(tests), None, ())
 
 
 def _annotations(path: Path) -> list[tuple[str, str]]:
@@ -210,13 +235,15 @@ def _annotations(path: Path) -> list[tuple[str, str]]:
 def fingerprint(files: Sequence[Path], root: Path) -> list[tuple[str, int, int, int]]:
     """Return the folder, and the name, size and times of every file, which form the key of the cache."""
     rows = [(str(root.resolve()), 0, 0, 0)]
-    below = len(os.path.join(root, ""))  # strings are several times faster than Path objects here
+    above = os.path.join(root, "")  # strings are several times faster than Path objects here
+    below = len(above)
     for path in map(os.fspath, files):
         try:
             stat = os.stat(path)
         except OSError as problem:
             raise UserError(f"{path} cannot be opened: {problem.strerror}") from problem
-        rows.append((path[below:], stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
+        name = path[below:] if path.startswith(above) else path
+        rows.append((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return rows
 
 

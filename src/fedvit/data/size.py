@@ -9,12 +9,12 @@ import numpy as np
 
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
-from fedvit.data import folders, medmnist
-from fedvit.data.sources import locate, unknown
-from fedvit.data.torchvision_sets import TORCHVISION
+from fedvit.data import medmnist
+from fedvit.data.sources import has_files, locate, scan_files, unknown
+from fedvit.data.torchvision_sets import PCAM_SPLITS, TORCHVISION
 
 PIXELS = {"cifar10": 32, "cifar100": 32, "mnist": 28, "fashion_mnist": 28, "pcam": 96}
-OFFICIAL_TESTS = {"pcam": 32_768}  # the other sets of torchvision have 10,000 test images
+OFFICIAL_TESTS = {"pcam": PCAM_SPLITS["test"][1]}  # the other sets of torchvision have 10,000 test images
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,25 @@ def size_of(settings: DataSettings, pixels: int) -> DataSize:
         return DataSize(1797, 10, shape=(8, 8, 1))
     if name in TORCHVISION:
         _, images, classes = TORCHVISION[name]
+        if name == "pcam" and not settings.join_val:
+            images -= PCAM_SPLITS["val"][1]
         shape = (PIXELS[name], PIXELS[name], 1 if "mnist" in name else 3)
         return DataSize(images, classes, OFFICIAL_TESTS.get(name, 10_000), shape)
-    if path is not None and path.is_dir():
-        return _size_of_folder(path, settings, settings.size or pixels)
+    if path is not None and has_files(path):
+        return _size_of_files(path, settings, settings.size or pixels)
     if path is not None:
-        return _size_of_npz(path)
+        return _size_of_npz(path, join_val=settings.join_val)
     raise UserError(unknown(settings))
 
 
-def _size_of_folder(root: Path, settings: DataSettings, pixels: int) -> DataSize:
-    found = folders.scan(root, settings.layout, settings.class_list)
+def _size_of_files(path: Path, settings: DataSettings, pixels: int) -> DataSize:
+    found = scan_files(path, settings)
     tests = 0 if found.official_test is None else int(found.official_test.sum())
     sites = () if found.sites is None else tuple(np.bincount(found.sites, minlength=len(found.site_names)).tolist())
     return DataSize(len(found.files), len(found.class_names), tests, (pixels, pixels, 3), sites)
 
 
-def _size_of_npz(path: Path) -> DataSize:
+def _size_of_npz(path: Path, *, join_val: bool) -> DataSize:
     """Read the headers of an npz file and its labels, which are small."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -60,7 +62,8 @@ def _size_of_npz(path: Path) -> DataSize:
             labels = [file[key] for key in file.files if key.endswith("_labels")]
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as problem:
         raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
-    images = {key: shape for key, shape in shapes.items() if key.endswith("_images")}
+    parts = [key for key in shapes if key.endswith("_images") and (join_val or key != "val_images")]
+    images = {key: shapes[key] for key in parts}
     if not images or not labels:
         raise UserError(f"{path} lacks train_images and train_labels; it has {', '.join(sorted(shapes)) or 'nothing'}")
     return _size_of_arrays(path, images, 1 + max(int(part.max()) for part in labels if part.size))

@@ -6,6 +6,7 @@ import math
 import zipfile
 import zlib
 from collections import Counter
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import psutil
 
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import DataSettings
-from fedvit.data import cache, folders, medmnist
+from fedvit.data import cache, folders, manifest, medmnist
 from fedvit.data.dataset import Dataset, flat_labels, join_parts, with_channels
+from fedvit.data.patients import contradictions, hash_patients, number_patients, patients_from_paths
 from fedvit.data.torchvision_sets import TORCHVISION, class_names, from_torchvision, has_torchvision
 
 log = logging.getLogger(__name__)
@@ -25,28 +27,37 @@ NAMED = 20  # skipped files that a warning names
 
 
 def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
-    """Load the dataset of these settings; folders are stored at `size` pixels unless data.size says otherwise.
+    """Load the dataset of these settings; files are stored at `size` pixels unless data.size says otherwise.
 
-    Without a size a folder's images are not read, which is enough to see who would own what.
+    Without a size no file of a folder or manifest is read, which is enough to see who would own what.
     """
     name, path = settings.name, locate(settings)
+    if settings.patient is not None and (path is None or path.suffix == ".npz"):
+        raise UserError(f"data.patient says whose the files of a folder are, but {name} is not a folder: leave it out")
     if name == "digits":
         whole = load_digits()
     elif name in TORCHVISION:
         whole = from_torchvision(name, settings)
-    elif path is not None and path.is_dir():
-        whole = _from_folder(path, settings, None if size is None else settings.size or size)
+    elif path is not None and has_files(path):
+        whole = _from_files(path, settings, None if size is None else settings.size or size)
     elif path is not None:
-        whole = from_npz(path)
+        whole = from_npz(path, join_val=settings.join_val)
     else:
         raise UserError(unknown(settings))
     return whole
 
 
 def locate(settings: DataSettings) -> Path | None:
-    """Return the folder or npz file that `data.name` means: the path as given, or inside the data folder."""
+    """Return the folder, npz file or manifest that `data.name` means: as given, or inside the data folder.
+
+    A manifest's path may be a pattern with `*`.
+    """
     if settings.name == "digits" or settings.name in TORCHVISION:
         return None
+    if manifest.is_manifest(Path(settings.name)):
+        given = Path(settings.name)
+        places = [given] if settings.folder is None or given.is_absolute() else [given, settings.folder / given]
+        return next((place for place in places if manifest.manifest_files(place)), None)
     for name in (settings.name, f"{settings.name}.npz"):
         path = settings.find(Path(name))
         if path.is_dir() or (path.is_file() and path.suffix == ".npz"):
@@ -54,9 +65,33 @@ def locate(settings: DataSettings) -> Path | None:
     return None
 
 
+def has_files(path: Path) -> bool:
+    """Return whether a path from `locate` is a folder of images or a manifest."""
+    return path.is_dir() or manifest.is_manifest(path)
+
+
+def scan_files(path: Path, settings: DataSettings) -> folders.Scan:
+    """Find all files of a folder or manifest, with what their places or the manifest say about each."""
+    if manifest.is_manifest(path):
+        return manifest.scan_manifest(path, settings)
+    found = folders.scan(path, settings.layout, settings.class_list, settings.patient, join_val=settings.join_val)
+    if settings.patient is None:
+        return found
+    names = [file.relative_to(path).as_posix() for file in found.files]
+    whose = patients_from_paths(names, settings.patient)
+    sites = [""] * len(names) if found.sites is None else [found.site_names[number] for number in found.sites]
+    tests = [""] * len(names) if found.official_test is None else [str(test) for test in found.official_test]
+    wrong = contradictions(whose, sites, tests, names.__getitem__)
+    if wrong:
+        raise UserError(wrong[0].text)
+    return replace(found, patients=whose)
+
+
 def unknown(settings: DataSettings) -> str:
     """Return the error message for a dataset that is not there."""
     where = settings.folder or "the data folder, which --data-dir or FEDVIT_DATA sets"
+    if manifest.is_manifest(Path(settings.name)):
+        return f"no manifest {settings.name} here or in {where}: expected a CSV file with the columns path and label"
     if settings.name in MEDMNIST:
         return (
             f"{settings.name}.npz is not in {where}; MedMNIST publishes it (medmnist.com): download "
@@ -79,7 +114,9 @@ def sites_of(settings: DataSettings) -> tuple[str, ...]:
     if settings.site is not None:
         return (settings.site,)
     path = locate(settings)
-    return folders.site_names(path, settings.layout) if path is not None and path.is_dir() else ()
+    if path is not None and manifest.is_manifest(path):
+        return manifest.site_names(path)
+    return folders.site_names(path, settings.layout, settings.patient) if path is not None and path.is_dir() else ()
 
 
 # Sources.
@@ -109,8 +146,11 @@ def digits_from_sklearn() -> tuple[np.ndarray, np.ndarray]:
     return found.data, found.target
 
 
-def from_npz(path: Path) -> Dataset:
-    """Load MedMNIST's npz layout: train_images, train_labels, test_*; val_* joins train; class_names is optional."""
+def from_npz(path: Path, *, join_val: bool = True) -> Dataset:
+    """Load MedMNIST's npz layout: train_images, train_labels, test_*, and optionally class_names and val_*.
+
+    Validation images join the training images, or are left out.
+    """
     try:
         _check_claims(path)
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -125,7 +165,7 @@ def from_npz(path: Path) -> Dataset:
     missing = [key for key in needed if key not in arrays]
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}; it has {', '.join(sorted(arrays)) or 'nothing'}")
-    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays]
+    parts = [part for part in ("train", "val", "test") if f"{part}_images" in arrays and (join_val or part != "val")]
     images, labels, tests = [], [], []
     for part in parts:
         if f"{part}_labels" not in arrays:
@@ -158,10 +198,13 @@ def _check_claims(path: Path) -> None:
                 raise MemoryError
 
 
-def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Dataset:
-    """Load image folders of any layout, decoded once into the cache; without a size, no image is read."""
-    found = folders.scan(root, settings.layout, settings.class_list)
+def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset:
+    """Load image folders or a manifest, decoded once into the cache; without a size, no image is read."""
+    found = scan_files(path, settings)
+    root = manifest.folder_of(path) if manifest.is_manifest(path) else path
     count = len(found.files)
+    if found.missing:
+        log.warning("%d files do not exist and are skipped, such as %s", len(found.missing), found.missing[0])
     key = folders.fingerprint(found.files, root)
     if size is None:
         entry = cache.Entry(np.broadcast_to(np.zeros((), np.uint8), (count, 1, 1, 3)), np.ones(count, np.bool_), {})
@@ -194,12 +237,16 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
             log.info("skipped: %s", text)
     sites, owners = found.sites, found.site_names
     if settings.site is not None:
-        if sites is not None:
+        if sites is not None and owners != (settings.site,):
             raise UserError(
                 f"{root} has the sites {', '.join(owners)}: the folder of {settings.site} must be class/image"
             )
         sites, owners = np.zeros(count, dtype=np.int64), (settings.site,)
     labels = found.labels[good]
+    patients, hashes = None, tuple[str, ...]()
+    if found.patients is not None:
+        patients, whose = number_patients([who for who, is_good in zip(found.patients, good, strict=True) if is_good])
+        hashes = () if size is None else hash_patients(whose, settings.cache_folder)
     for label, name in enumerate(found.class_names):
         number = int((labels == label).sum())
         if number == 0 and not settings.class_list:
@@ -207,7 +254,7 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
         if number == 1:
             log.warning("the class %r in %s has one image, which can only be used to train or to test", name, root)
     return Dataset(
-        root.name,
+        root.name if path.is_dir() else path.stem,
         entry.images,
         labels,
         found.class_names,
@@ -216,6 +263,9 @@ def _from_folder(root: Path, settings: DataSettings, size: int | None) -> Datase
         owners,
         json.dumps(key),
         tuple(name for (name, *_), is_good in zip(key[1:], good, strict=True) if is_good),
+        None if found.official_val is None else found.official_val[good],
+        patients,
+        hashes,
     )
 
 

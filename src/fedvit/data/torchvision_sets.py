@@ -23,7 +23,9 @@ TORCHVISION = {  # name -> torchvision's class, images, classes
     "fashion_mnist": ("FashionMNIST", 70_000, 10),
     "pcam": ("PCAM", 327_680, 2),
 }
-PCAM_SPLITS = {"train": "train", "val": "valid", "test": "test"}  # torchvision's name -> the name in the files
+PCAM_SPLITS = {  # torchvision's name -> the name in the files, and its images
+    "train": ("train", 262_144), "val": ("valid", 32_768), "test": ("test", 32_768),
+}  # fmt: skip
 
 
 def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> tuple[str, ...]:
@@ -66,13 +68,14 @@ def from_torchvision(name: str, settings: DataSettings) -> Dataset:
 
 
 def _from_pcam(kind: Any, settings: DataSettings) -> Dataset:
-    """Load PatchCamelyon, which is too large for memory, so its images go through the cache once; val joins train."""
+    """Load PatchCamelyon, which is too large for memory, so its images go through the cache once."""
     assert settings.folder is not None
-    for split in PCAM_SPLITS:
+    splits = [split for split in PCAM_SPLITS if settings.join_val or split != "val"]
+    for split in splits:
         kind(settings.folder, split=split, download=settings.download)  # torchvision checks that the files exist
     import h5py
 
-    files = [settings.folder / "pcam" / f"camelyonpatch_level_2_split_{name}" for name in PCAM_SPLITS.values()]
+    files = [settings.folder / "pcam" / f"camelyonpatch_level_2_split_{PCAM_SPLITS[split][0]}" for split in splits]
     targets = []
     for file in files:
         with h5py.File(f"{file}_y.h5") as opened:
@@ -88,7 +91,7 @@ def _from_pcam(kind: Any, settings: DataSettings) -> Dataset:
         paths = [Path(f"{file}_{kind}.h5") for file in files for kind in "xy"]
         key = folders.fingerprint(paths, settings.folder)
         entry = cache.images(settings.cache_folder, key, int(starts[-1]), 96, image, skip_bad=False)
-    test = np.repeat([split == "test" for split in PCAM_SPLITS], list(map(len, targets)))
+    test = np.repeat([split == "test" for split in splits], list(map(len, targets)))
     names, identity = ("no tumour", "tumour"), json.dumps(key)
     return Dataset("pcam", entry.images, np.concatenate(targets), names, test, fingerprint=identity)
 

@@ -4,6 +4,7 @@
 MEANINGS = {
     "a": "Share of the offset in the mixed images.",
     "activation": "Activation of the adapter.",
+    "adapter.init": "How the up-projection starts; random is FedPEFT's pseudo-code.",
     "adapter.width": "Hidden units of the adapter; default: an eighth of the model's width.",
     "adaptive": "Learn alpha; false keeps it.",
     "apfl.alpha": "Proportion of the client's own model at the start; default: 0.5 (paper) or 0.25 (fork).",

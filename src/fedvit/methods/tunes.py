@@ -24,27 +24,50 @@ class Tune:
 
 
 def full() -> Tune:
-    """Train everything."""
+    """Train everything.
+
+    Departs from the paper: nothing.
+    """
     return Tune("full", everything, 1e-3)
 
 
 def _head_only() -> Tune:
-    """Train only the classifier."""
+    """Train only the classifier.
+
+    Departs from the paper: nothing.
+    """
     return Tune("head", head, 5e-3)
 
 
 def bias() -> Tune:
-    """Train every bias of the backbone, including those of LayerNorm (FedPEFT-Bias)."""
+    """Train every bias of the backbone, including those of LayerNorm (FedPEFT-Bias).
+
+    Departs from the paper: nothing. Its text does not say whether LayerNorm counts; its 0.18M weights only add up so.
+    """
     return Tune("bias", biases, 1e-2)
 
 
-def adapter(width: Count | None = None, per_layer: bool = False, activation: Literal["gelu", "tanh"] = "gelu") -> Tune:
-    """Train one adapter for all blocks, or one per block (FedPEFT-Adapter)."""
-    return Tune("adapter", group("adapter"), 5e-3, (Adapter(width, activation, per_layer),))
+def adapter(
+    width: Count | None = None,
+    per_layer: bool = False,
+    activation: Literal["gelu", "tanh"] = "gelu",
+    init: Literal["zero", "random"] = "zero",
+) -> Tune:
+    """Train one adapter for all blocks, or one per block (FedPEFT-Adapter).
+
+    Departs from the paper: the up-projection starts at zero, so that training starts from the pre-trained model; in
+    the paper's Algorithm 3 it is a plain linear layer, which init=random restores. All blocks share one adapter, as in
+    that algorithm and in the paper's 0.23M weights, although its text puts one into each layer: per_layer=true.
+    """
+    return Tune("adapter", group("adapter"), 5e-3, (Adapter(width, activation, per_layer, init),))
 
 
 def prompt(tokens: Count = 10, dropout: Share = 0.0, init: Literal["uniform", "zero"] = "uniform") -> Tune:
-    """Train extra tokens before every block (FedPEFT-Prompt)."""
+    """Train extra tokens before every block (FedPEFT-Prompt).
+
+    Departs from the paper: tokens start at random as in VPT, on which it builds; in the paper's pseudo-code they start
+    at zero, which init=zero restores, but tokens that start equal get equal gradients and stay equal.
+    """
     return Tune("prompt", group("prompt"), 1e-2, (Prompt(tokens, dropout, init),))
 
 
@@ -54,12 +77,19 @@ def prefix(
     init: Init = "auto",
     combine: Literal["add", "concat"] = "add",
 ) -> Tune:
-    """Train FedPerfix's side adapters on frozen attention."""
+    """Train FedPerfix's side adapters on frozen attention.
+
+    Departs from the paper: FedPerfix trains the whole model and keeps these adapters personal; here they are all that
+    is trained. On pre-trained weights they start at zero; init=random is the paper's start.
+    """
     return Tune("prefix", group("prefix"), 1e-2, (Prefix(bottleneck, s, init, combine),))
 
 
 def lora(rank: Count = 8, alpha: Positive = 16.0) -> Tune:
-    """Train a low-rank change of the query, key and value projections (LoRA)."""
+    """Train a low-rank change of the query, key and value projections (LoRA).
+
+    Departs from the paper: one change of rank 8 for the joint projection of a ViT; LoRA changes queries and values.
+    """
     return Tune("lora", group("lora"), 1e-2, (Lora(rank, alpha),))
 
 

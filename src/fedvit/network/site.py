@@ -28,6 +28,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
+from fedvit.data.manifest import is_manifest
 from fedvit.data.partition.records import Partition
 from fedvit.engine.checkpoint import save_checkpoint
 from fedvit.engine.client_store import ClientStore
@@ -164,9 +165,9 @@ class Site:
 
 
 def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, folder: Path) -> Experiment:
-    """Return the experiment of a site with its own folder of images: a federation of one client."""
-    if not folder.is_dir():
-        raise UserError(f"the site's images: expected a folder of class folders, found {folder}")
+    """Return the experiment of a site with its own folder or manifest of images: a federation of one client."""
+    if not folder.is_dir() and not (is_manifest(folder) and folder.is_file()):
+        raise UserError(f"the site's images: expected a folder of class folders or a manifest (.csv), found {folder}")
     if experiment.data.samples is not None or experiment.data.unseen:
         raise PublicError("data.samples and data.unseen select from the images of all sites: leave them out")
     own = {"name": str(folder.resolve()), "layout": "class", "site": name, "class_names": ",".join(classes) or None}

@@ -43,13 +43,17 @@ def rows_in(folders: Sequence[Path]) -> list[Row]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the runs in a folder: the folder itself, or those below it, in the order of compare.json if it exists."""
+    """Return the runs in a folder: the folder itself, those below it, or those of its study.json.
+
+    Runs below the folder come in the order of compare.json if it exists.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: expected a run's or a comparison's folder, such as runs/NAME")
     if (folder / "run.toml").is_file():
         alone = folder / LOCAL  # of `fedvit run --also local`
         return [folder, alone] if (alone / "run.toml").is_file() else [folder]
     below = sorted(path.parent for depth in range(1, DEEPEST + 1) for path in folder.glob("*/" * depth + "run.toml"))
+    below = below or _runs_of_study(folder)
     if not below:
         raise UserError(
             f"{folder} is not a run: expected a folder with run.toml in it, as `fedvit run --out` writes it, or one "
@@ -59,12 +63,27 @@ def run_folders(folder: Path) -> list[Path]:
     return sorted(below, key=lambda path: order.get(path.relative_to(folder).parts[0], len(order)))
 
 
+def _runs_of_study(folder: Path) -> list[Path]:
+    """Return the runs that study.json names: they lie beside this folder if other studies share them."""
+    content = read_json(folder / "study.json", {})
+    names = dict.fromkeys(row["runs"] for row in content.get("rows", []))
+    places = (folder / name / f"seed{seed}" for name in names for seed in content.get("seeds", []))
+    return [place for place in places if (place / "run.toml").is_file()]
+
+
 def comparison_order(folder: Path) -> dict[str, int]:
     try:
         entries = json.loads((folder / "compare.json").read_text())
         return {entry["label"]: number for number, entry in enumerate(entries)}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+
+
+def studied_view(folders: Sequence[Path]) -> str:
+    """Return whose accuracy the studies in these folders are about: the clients' own unless all say the server's."""
+    studies = [read_json(folder / "study.json", {}) for folder in folders]
+    views = {row["figures"].get("view") for study in studies for row in study.get("rows", [{"figures": {}}])}
+    return "server" if views == {"server"} else "personal"
 
 
 def read_record(folder: Path) -> Record:

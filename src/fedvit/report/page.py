@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedvit.core.errors import UserError
 from fedvit.core.files import write_text
-from fedvit.report.load import collect, differences
+from fedvit.report.load import collect, differences, studied_view
 from fedvit.report.sections.clients import clients
 from fedvit.report.sections.gains import gains
 from fedvit.report.sections.missing import missing
@@ -60,25 +60,34 @@ class _Chapter:
     sections: Sequence[_Section]
 
 
-def write_report(folders: Sequence[Path], out: Path, target: float | None = None) -> list[list[Row]]:
-    """Read the runs in these folders, write the page, and return the rows it shows."""
+def write_report(
+    folders: Sequence[Path], out: Path, target: float | None = None, view: str | None = None
+) -> list[list[Row]]:
+    """Read the runs in these folders, write the page, and return the rows it shows.
+
+    `view` says whose accuracy a target is: the server's for a study that is about it, otherwise the clients' own.
+    """
     if not out.is_dir() and out.suffix.lower() not in (".html", ".htm"):
         raise UserError(
             f"a report is an HTML page, so --out expects a name that ends in .html, found {out}; for a table as "
             "LaTeX, Markdown or CSV, use `fedvit table`"
         )
     groups = collect(folders)
+    view = view or studied_view(folders)
+    known = {name for rows in groups for row in rows for record in row.records for name in record.views}
+    if view not in known | {"personal"}:
+        raise UserError(f"no run has the view {view!r}; they have {', '.join(sorted(known)) or 'none yet'}")
     if out.is_dir() or not out.parent.is_dir():
         raise UserError(f"--out expects a file in a folder that exists, such as report.html, found {out}")
     if out.is_file() and _MARK not in out.read_bytes()[:2000]:
         raise UserError(f"{out} is not a FedViT report, so it is not overwritten: give another --out")
-    write_text(out, page(groups, target), errors="replace")
+    write_text(out, page(groups, target, view), errors="replace")
     return groups
 
 
-def page(groups: Sequence[Sequence[Row]], target: float | None = None) -> str:
+def page(groups: Sequence[Sequence[Row]], target: float | None = None, view: str = "personal") -> str:
     """Render the whole page."""
-    chapters = [_chapter(number, rows, target) for number, rows in enumerate(groups)]
+    chapters = [_chapter(number, rows, target, view) for number, rows in enumerate(groups)]
     title = "Report on several datasets or partitions" if len(groups) > 1 else chapters[0].title
     return _environment().get_template("page.html.j2").render(title=title, groups=chapters, version=version("fedvit"))
 
@@ -95,8 +104,8 @@ def _environment() -> Environment:
     )
 
 
-def _chapter(number: int, rows: Sequence[Row], target: float | None) -> _Chapter:
-    group = Group(rows, target)
+def _chapter(number: int, rows: Sequence[Row], target: float | None, view: str) -> _Chapter:
+    group = Group(rows, target, view)
     sections = [
         _Section(f"g{number}-{anchor}", title, f"{template}.html.j2", content)
         for anchor, title, template, prepare in _SECTIONS

@@ -16,7 +16,7 @@ from fedvit.runs.write import nbytes_of_run, nbytes_per_client
 LOCAL, POOLED = "local", "centralized"
 SAME_OWNERS = ("site",)  # partitions in which a client is the same owner for every seed
 _ROUNDING = 1e-9  # points; a mean over seeds of exactly 0 may come out as a little less
-DEEPEST = 3  # how many levels below the given folder are searched for runs
+DEEPEST = 4  # how many levels below the given folder are searched for runs
 Tables = dict[str, dict[str, Any]]
 
 
@@ -83,12 +83,16 @@ class Record:
 
     @cached_property
     def curve(self) -> dict[int, tuple[float, float]]:
-        """For each evaluated round, the mean personal accuracy and the bytes sent so far, both ways, by all clients."""
+        """The curve of the clients' own models."""
+        return self.curve_of("personal")
+
+    def curve_of(self, view: str) -> dict[int, tuple[float, float]]:
+        """For each evaluated round, a view's mean accuracy and the bytes sent so far, both ways, by all clients."""
         points, sent = {}, 0.0
         for row in self.rounds:
             sent += sent_in(row)
-            if row["views"]:
-                points[row["round"]] = (row["views"]["personal"]["mean"], sent)
+            if view in (row["views"] or {}):
+                points[row["round"]] = (row["views"][view]["mean"], sent)
         return points
 
     @cached_property
@@ -226,8 +230,12 @@ class Row:
 
     @cached_property
     def curve(self) -> list[tuple[int, float, float]]:
+        """The curve of the clients' own models."""
+        return self.curve_of("personal")
+
+    def curve_of(self, view: str) -> list[tuple[int, float, float]]:
         """Tuples of (round, accuracy, bytes so far), averaged over seeds, for the rounds that all seeds have."""
-        curves = [record.curve for record in self.records if record.curve]
+        curves = [curve for record in self.records if (curve := record.curve_of(view))]
         if not curves:
             return []
         shared = sorted(set.intersection(*(set(curve) for curve in curves)))

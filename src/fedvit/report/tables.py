@@ -130,15 +130,19 @@ def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) 
     return f"time: {units.duration(summary['seconds'])} ({words})"
 
 
-def split_table(counts: Mapping[str, Mapping[str, list[int]]], title: str) -> Table:
-    """Make the table of every client's sizes and number of classes."""
+def split_table(
+    counts: Mapping[str, Mapping[str, list[int]]], title: str, patients: Mapping[str, Mapping[str, int]]
+) -> Table:
+    """Make the table of every client's sizes and number of classes, and of its patients where they are known."""
     table = plain_table(title)
     table.add_column("client", overflow="fold")
-    for name in ("train", "val", "test", "classes"):
+    known = ("patients in train", "val", "test") if patients else ()
+    for name in ("train", "val", "test", "classes", *known):
         table.add_column(name, justify="right", no_wrap=True)
     for client, parts in counts.items():
         sizes = [str(sum(parts[part])) for part in ("train", "val", "test")]
-        table.add_row(escape(client), *sizes, str(sum(number > 0 for number in parts["train"])))
+        whose = [str(patients[client][part]) for part in ("train", "val", "test")] if patients else []
+        table.add_row(escape(client), *sizes, str(sum(number > 0 for number in parts["train"])), *whose)
     return table
 
 

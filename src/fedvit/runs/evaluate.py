@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fedvit.core.errors import UserError, hint
 from fedvit.core.metrics import area_under_roc
 from fedvit.core.randomness import numpy_generator
-from fedvit.data import folders
+from fedvit.data import folders, manifest
+from fedvit.data.sources import locate
 from fedvit.runs.folder import Run
 from fedvit.runs.model_file import description_of
 from fedvit.runs.predict import batches_of_logits, images_below
@@ -134,7 +135,10 @@ def trained_on(run: Run, found: Evaluation) -> int:
     if not names:
         return 0
     data = run.experiment.data
-    root = data.find(Path(data.name)).resolve()
+    place = locate(data)
+    if place is None:
+        return 0
+    root = (manifest.folder_of(place) if manifest.is_manifest(place) else place).resolve()
     parts = [part[kind] for part in split["clients"].values() for kind in ("train", "val", "probe") if kind in part]
     used = {os.path.join(root, names[number]) for numbers in parts for number in numbers}
     return sum(os.path.join(file.parent.resolve(), file.name) in used for file in found.files)

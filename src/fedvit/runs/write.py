@@ -18,6 +18,7 @@ from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
+from fedvit.data.partition.groups import count_patients
 from fedvit.data.partition.records import Partition
 from fedvit.data.partition.split import partition_counts
 from fedvit.engine.cost import split_costs
@@ -70,8 +71,14 @@ def class_counts(dataset: Dataset, partition: Partition) -> dict[str, dict[str, 
 
 
 def about_images(dataset: Dataset, partition: Partition) -> dict[str, Any]:
-    """Return what split.json says about images besides who owns them; `files` lists their names by image number."""
+    """Return what split.json says about images besides who owns them; `files` lists their names by image number.
+
+    So does `patients`, with a hash for each patient.
+    """
     about = {"image": list(dataset.images.shape[1:]), "class_counts": class_counts(dataset, partition)}
+    if dataset.patients is not None:
+        about["patient_counts"] = count_patients(partition, dataset)
+        about["patients"] = [dataset.patient_hashes[number] for number in dataset.patients]
     return {**about, "files": list(dataset.files)} if dataset.files else about
 
 

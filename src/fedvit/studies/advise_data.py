@@ -12,6 +12,7 @@ from fedvit.core import randomness
 from fedvit.core.errors import UserError
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset, Indices
+from fedvit.data.partition.groups import count_images, hold_out
 from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.engine.net import make_net
 from fedvit.engine.worker import client_data, image_tensors
@@ -149,23 +150,33 @@ def _few_images(labels: NDArray[np.int64], owned: Sequence[Indices], seed: int) 
     return chosen[::step], owner[::step]
 
 
+def _held_out(dataset: Dataset, images: Indices, seed: int, name: str) -> NDArray[np.bool_]:
+    """Choose which of a client's shuffled images validate in a probe: the first ones, or those of whole patients."""
+    if dataset.patients is None:
+        return np.arange(len(images)) < max(1, round(len(images) * HELD_OUT))
+    whose = np.unique(dataset.patients[images], return_inverse=True)[1]
+    counts = count_images(whose, dataset.labels[images], dataset.classes)
+    generator = randomness.numpy_generator(seed, "advise", name, "patients")
+    return hold_out(counts, HELD_OUT, generator, every_class=True)[whose]
+
+
 def probe_dataset(dataset: Dataset, partition: Partition, seed: int) -> Dataset:
     """Make the data of a probe: training images only, some of each client's held out, which the probe is scored on.
 
     Every client is a site of its own, with what is held out as its test images. The real test images are not in it, so
     that no probe can see them.
     """
-    names = [name for name in partition.seen if len(owned_images(partition.clients[name])) > 1]
+    unit = np.arange(len(dataset)) if dataset.patients is None else dataset.patients  # what is held out as a whole
+    names = [name for name in partition.seen if len(np.unique(unit[owned_images(partition.clients[name])])) > 1]
     order = randomness.numpy_generator(seed, "advise", "clients").permutation(len(names))[:MOST_CLIENTS]
     kept = [names[i] for i in sorted(order)]
     parts, sites, held = [], [], []
     for number, name in enumerate(kept):
         images = owned_images(partition.clients[name])
         images = randomness.numpy_generator(seed, "advise", name).permutation(images)
-        count = max(1, round(len(images) * HELD_OUT))
         parts.append(images)
         sites.append(np.full(len(images), number))
-        held.append(np.arange(len(images)) < count)
+        held.append(_held_out(dataset, images, seed, name))
     chosen = np.concatenate(parts)
     return Dataset(
         "python",
@@ -175,4 +186,6 @@ def probe_dataset(dataset: Dataset, partition: Partition, seed: int) -> Dataset:
         official_test=np.concatenate(held),
         sites=np.concatenate(sites),
         site_names=tuple(kept),
+        patients=None if dataset.patients is None else dataset.patients[chosen],
+        patient_hashes=dataset.patient_hashes,
     )

@@ -29,8 +29,9 @@ from fedvit.studies.advise_rules import Candidate
 
 log = logging.getLogger(__name__)
 ROWS, SHARE = 8, 0.2  # a probe costs at most this share of so many full runs
-CAUTION = 0.8  # of that, because set-up and scoring take time too
+CAUTION = 0.9  # of that, because some cohorts have more images than others
 FINALISTS = 2
+FEWEST = 3  # candidates, unless even these are too many: a favourite, another one, and training alone
 # In points of accuracy, from the spread of our measurements over settings:
 LEAD, LEAD_OVER_LOCAL = 2.0, 5.0  # of the favourite over the other candidates, before any probe
 PRIOR_SPREAD = 5.0  # how far a lead on new data is from that on other data
@@ -71,23 +72,29 @@ class Probed:
 def plan_rungs(candidates: Sequence[Candidate], rounds: int, clients: int, cohort: int) -> Rungs | None:
     """Return the longest probe of the most candidates that its budget allows, or None if it allows none.
 
-    The budget is counted in the probe's own rounds, which leave out the images that are held out. Scoring a method that
-    trains to be tested costs as much as a round of all clients.
+    The last candidates are left out while the best two would stop before half of the rounds, down to three: an order so
+    early says little about the end. The budget is counted in the probe's own rounds, which leave out the images that
+    are held out. Scoring a method that trains to be tested costs as much as a round of all clients.
     """
     most = CAUTION * SHARE * ROWS * rounds / (1 - HELD_OUT)
     scoring = [clients / cohort if c.method in TRAINS_TO_TEST else 0.0 for c in candidates]
-    for count in range(len(candidates), 1, -1):
-        tests = sorted(scoring[:count], reverse=True)
-        go_on = min(FINALISTS, count)
-        fits = []
-        for first in range(1, MOST_ROUNDS // 2 + 1):
-            for last in range(max(2, 2 * first - 1), min(MOST_ROUNDS, 3 * first) + 1):
-                spent = count * first + sum(tests) + go_on * (last - first) + sum(tests[:go_on])
-                if spent <= most:
-                    fits.append(Rungs(count, first, last, rates=spent + last + tests[0] <= most))
-        if fits:
-            return max(fits, key=lambda rungs: (rungs.last, rungs.rates, rungs.first))
-    return None
+    longest = [found for n in range(len(candidates), 1, -1) if (found := _longest(scoring[:n], most)) is not None]
+    far = [found for found in longest if found.candidates >= FEWEST and found.last >= min(rounds / 2, MOST_ROUNDS)]
+    enough = [found for found in longest if found.candidates >= FEWEST]
+    return next(iter([*far, *enough[-1:], *longest]), None)
+
+
+def _longest(scoring: Sequence[float], most: float) -> Rungs | None:
+    """Return the longest probe of all these candidates in `most` rounds, given the rounds that scoring each costs."""
+    tests = sorted(scoring, reverse=True)
+    count, go_on = len(tests), min(FINALISTS, len(tests))
+    fits = []
+    for first in range(1, MOST_ROUNDS // 2 + 1):
+        for last in range(max(2, 2 * first - 1), min(MOST_ROUNDS, 3 * first) + 1):
+            spent = count * first + sum(tests) + go_on * (last - first) + sum(tests[:go_on])
+            if spent <= most:
+                fits.append(Rungs(count, first, last, rates=spent + last + tests[0] <= most))
+    return max(fits, key=lambda rungs: (rungs.last, rungs.rates, rungs.first), default=None)
 
 
 def probe_experiment(experiment: Experiment, data: Dataset, rounds: int) -> Experiment:

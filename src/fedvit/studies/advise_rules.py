@@ -13,7 +13,7 @@ FEW_CLASSES = 2  # up to here, a single class can make up nearly all of a client
 LABEL_SKEW = 0.25  # above this, clients' mixes of classes differ enough to matter
 OWN_CLASSES = 0.85  # above this, clients share hardly any class
 FEATURE_SKEW = 0.05  # above this, the same class looks different at different clients
-FEW_STEPS = 40  # rounds times local steps; with fewer, a few trained weights have not learned enough
+FEW_STEPS = 40  # rounds times local steps; with fewer, a head that trains in every round is ahead of late fine-tuning
 MANY_STEPS = 60  # local steps per round; beyond these, a rate that was found in short rounds is too large
 MOMENTUM = 0.9  # of SGD; all rates below were chosen with it
 RATES = {"full": 5e-3, "bias": 1e-2}  # chosen on validation images: results/small/rates.json
@@ -51,7 +51,7 @@ def candidates_for(profile: Profile, train: TrainSettings, rounds: int) -> list[
     elif profile.label_skew > OWN_CLASSES:
         rows = [("fedper", "full"), ("fed_rod", "full"), (LOCAL, "full"), ("fedavg_ft", "full")]
     elif rounds * steps_per_round(profile, train) < FEW_STEPS:
-        rows = [("fedavg_ft", "full"), ("fed_rod", "bias"), (LOCAL, "full"), ("fedavg_ft", "bias")]
+        rows = [("fed_rod", "bias"), ("fedavg_ft", "bias"), (LOCAL, "full"), ("fedavg_ft", "full")]
     else:
         rows = [("fedavg_ft", "bias"), ("fed_rod", "bias"), (LOCAL, "full"), ("fedavg_ft", "full")]
     return [Candidate(method, tune, rate_for(method, tune, profile, train)) for method, tune in rows]
@@ -216,8 +216,6 @@ def reasons_for(profile: Profile, chosen: Candidate) -> list[str]:
         found.append(f"{chosen.method}: {METHOD_REASONS[chosen.method]}")
     if chosen.tune == "bias":
         found.append("bias tuning on pre-trained weights sends a hundredth of what training everything does")
-    elif profile.pretrained and chosen.method == "fedavg_ft":
-        found.append("in so few steps, all weights learn more than biases alone; with more rounds, try --tune bias")
     found += _best_in(profile, chosen)
     return found
 

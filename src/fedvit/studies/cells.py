@@ -5,7 +5,7 @@ Cells with the same settings share a row.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,10 +86,20 @@ def _refuse_equal_rows(cells: Sequence[Cell]) -> None:
             )
 
 
-def study_folder(name: str, cells: Sequence[Cell]) -> Path:
-    """Name one folder for all studies with the same settings, so that finished rows are found again."""
+def folder_name(name: str, cells: Sequence[Cell]) -> str:
+    """Name one folder for a study with these settings, whatever its seeds."""
     digest = settings_hash(*(cell.row.first for cell in cells), without=("run.seed",))[:8]
-    return Path("runs") / f"study-{name}-{digest}"
+    return f"{name}-{digest}"
+
+
+def shared_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Place every row by the hash of its settings, where all studies of a paper find it."""
+
+    def place(row: Row) -> str:
+        return f"runs/{settings_hash(row.first, without=('run.seed',))[:12]}/{row.first.label}"
+
+    rows = {row.label: replace(row, place=place(row)) for row in unique_rows(cells)}
+    return [replace(cell, row=rows[cell.row.label]) for cell in cells]
 
 
 def unique_rows(cells: Sequence[Cell]) -> list[Row]:

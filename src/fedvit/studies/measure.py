@@ -9,16 +9,19 @@ import numpy as np
 
 from fedvit.config.load import parse_value
 from fedvit.config.resolve import to_tables
+from fedvit.core.errors import UserError
 from fedvit.core.settings import Experiment
-from fedvit.data.sources import list_datasets, load_dataset
+from fedvit.data.partition.split import POOLED_RULES
+from fedvit.data.size import DataSize, size_of
 from fedvit.engine.cost import cost
+from fedvit.models.build import input_size
 from fedvit.report.statistics import Unit, by_unit, count_hurt
 from fedvit.runs.folder import Run
 from fedvit.runs.write import nbytes_of_run
-from fedvit.studies.cells import Cell
+from fedvit.studies.cells import Cell, local_of
 from fedvit.studies.published.common import SIZES
 from fedvit.studies.published.fedperfix import BATCHES_PER_STEP, COUNTED_CLASSES
-from fedvit.studies.rows import mean_of, run_of
+from fedvit.studies.rows import Row, mean_of, run_of
 from fedvit.studies.search import best_of, edge
 
 MEBI = 2**20  # the papers' million
@@ -26,8 +29,12 @@ MEBI = 2**20  # the papers' million
 # After the runs.
 
 
-def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
-    """Average the results of a cell's runs, over clients and then over seeds."""
+def figures(cell: Cell, rows: Sequence[Row], folder: Path, view: str) -> dict[str, Any]:
+    """Average the results of a cell's runs, over clients and then over seeds; `rows` are those of the study.
+
+    A run that is shared with another study may know its gains over Local when this study has no Local to measure them
+    against: such gains are left out, so that a study's figures do not depend on what ran before.
+    """
     seeds = list(cell.row.experiments)
     if not all(run_of(folder, cell.row, seed).finished for seed in seeds):
         return {"diverged": True, "view": view, "lr": cell.row.first.train.lr, "accuracy": None, "val": None}
@@ -36,6 +43,7 @@ def figures(cell: Cell, folder: Path, view: str) -> dict[str, Any]:
     shown = view if all(view in summary["views"] for summary in summaries) else "personal"
     views = [summary["views"][shown] for summary in summaries]
     known = all(summary["gain_over_local"] for summary in summaries)
+    known = known and all(local_of(rows, cell.row, seed) for seed in seeds)
     gains = _unit_gains(cell, folder, first["partition"]) if known else {}
     held_out = [summary["views"]["personal"].get("val") for summary in summaries]
     return {
@@ -126,7 +134,7 @@ def resources(cell: Cell) -> dict[str, Any]:
     Storage counts the model and every copy of it that a client keeps. Training counts one step, per image of FedAvg's
     batch. Communication counts one direction.
     """
-    exact = cost(cell.row.first, _size_of(cell.row.first)[1])
+    exact = cost(cell.row.first, _size_of(cell.row.first).classes)
     passes = exact["training_passes"] * BATCHES_PER_STEP.get(cell.row.first.method["name"], 1)
     paper = cost(cell.row.first, COUNTED_CLASSES)
     return {
@@ -144,47 +152,52 @@ def _storage(found: Mapping[str, Any]) -> int:
     return int(found["params"]["total"] + found["memory_nbytes"] // 4 - found["params"]["personal"])
 
 
-def _size_of(experiment: Experiment) -> tuple[int, int]:
-    """Count the images and classes of a dataset, which is loaded only if they are not known."""
-    name = experiment.data.name
-    known = {entry["name"]: entry for entry in list_datasets(experiment.data)}.get(name)
-    if known is not None and known["classes"] is not None:
-        return int(known["images"]), int(known["classes"])
-    if name in SIZES:
-        return SIZES[name]
-    whole = load_dataset(experiment.data, None)
-    return len(whole), whole.classes
+def _size_of(experiment: Experiment) -> DataSize:
+    """Count the images and classes of a dataset, which need not be on this machine if a paper uses it."""
+    try:
+        return size_of(experiment.data, input_size(experiment.model))
+    except UserError:
+        if experiment.data.name not in SIZES:
+            raise
+        return DataSize(*SIZES[experiment.data.name])
 
 
-def estimates(cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
+def estimates(cells: Sequence[Cell], costs: dict[str, dict[str, Any]] | None = None) -> Iterator[dict[str, Any]]:
     """Estimate the bytes sent and the multiply-adds of training per cell, over all seeds.
 
     Cells that share a run count once. The estimate assumes that all clients have the same size and that a training step
-    costs three forward passes.
+    costs three forward passes. `costs` keeps what was counted for the cells of other studies.
     """
-    sizes: dict[str, tuple[int, int]] = {}
-    costs: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, DataSize] = {}
+    costs = {} if costs is None else costs
     seen: set[str] = set()
     for cell in cells:
         e = cell.row.first
         if e.data.name not in sizes:
             sizes[e.data.name] = _size_of(e)
-        images, classes = sizes[e.data.name]
+        size = sizes[e.data.name]
         bare = e.model_copy(update={"model": e.model.model_copy(update={"weights": None, "pretrained": False})})
-        key = json.dumps([to_tables(bare)[t] for t in ("model", "method", "tune")] + [classes, e.train.batch])
+        key = json.dumps([to_tables(bare)[t] for t in ("model", "method", "tune")] + [size.classes, e.train.batch])
         if key not in costs:
-            costs[key] = cost(bare, classes)
+            costs[key] = cost(bare, size.classes)
         again = cell.row.label in seen
         seen.add(cell.row.label)
-        yield {"shares_run": again, **_estimate(e, costs[key], images, 0 if again else len(cell.row.experiments))}
+        yield {"shares_run": again, **_estimate(e, costs[key], size, 0 if again else len(cell.row.experiments))}
 
 
-def _estimate(e: Experiment, found: Mapping[str, Any], images: int, seeds: int) -> dict[str, Any]:
+def _training_images(e: Experiment, size: DataSize) -> float:
+    """Count the images that all clients together train on."""
+    known_tests = size.tests and e.partition.name not in POOLED_RULES
+    here = size.images - size.tests if known_tests else size.images
+    kept = min(e.data.samples or here, here)
+    return kept * (1 - e.data.val) * (1 if known_tests else 1 - e.data.test)
+
+
+def _estimate(e: Experiment, found: Mapping[str, Any], size: DataSize, seeds: int) -> dict[str, Any]:
     """Estimate the bytes and multiply-adds of one cell."""
     assert e.partition.clients is not None
     assert e.train.cohort is not None
-    held = (1 - e.data.test) * (1 - e.data.val) * min(e.data.samples or images, images)
-    each = held / e.partition.clients  # the images that a client trains on
+    each = _training_images(e, size) / e.partition.clients
     turns = e.train.rounds * e.train.cohort * seeds
     sent = found["nbytes"]["down"] + found["nbytes"]["up"]
     steps = -(-each // e.train.batch) * e.train.epochs if "step_nbytes" in found else 1

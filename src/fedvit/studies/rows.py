@@ -6,11 +6,13 @@ continue.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from fedvit.config.load import load_experiment
 from fedvit.config.resolve import keys_of_tables
@@ -21,6 +23,7 @@ from fedvit.engine.loop import Round
 from fedvit.report.progress import Progress
 from fedvit.report.statistics import LOCAL
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.gains import add_gains
 from fedvit.runs.resume import start_or_resume
 from fedvit.runs.tracking import sent_in
 
@@ -30,11 +33,12 @@ OnStart = Callable[["Row", int, int], None]  # receives the row, the seed, and h
 
 @dataclass(frozen=True)
 class Row:
-    """A label, which is also the name of the row's folder, and an experiment for every seed."""
+    """A label, which is also the name of the row's folder unless it has a place, and an experiment for every seed."""
 
     label: str
     experiments: Mapping[int, Experiment]
     search: Mapping[str, Any] | None = None  # how its learning rate was found, if it was searched
+    place: str = ""  # its folder if it is shared with other studies, which may run at the same time
 
     @property
     def first(self) -> Experiment:
@@ -98,14 +102,33 @@ def run_rows(
         for row in sorted(rows, key=lambda row: not row.is_local or against[row.label] is not None):
             run, alone = run_of(folder, row, seed), against[row.label]
             local = LocalBaseline.of(run_of(folder, alone, seed)) if alone else None
-            steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local, workers=workers)
-            on_start(row, seed, len(run.rounds))
-            try:
-                yield from steps
-            except DivergedError as problem:
-                if not tolerant or row in [local_of(other, seed) for other in rows]:
-                    raise
-                log.info("%s, seed %d: %s", row.label, seed, problem)
+            with _locked(run.folder) if row.place else nullcontext():
+                steps = start_or_resume(row.experiments[seed], run.folder, resume=True, local=local, workers=workers)
+                on_start(row, seed, len(run.rounds))
+                try:
+                    yield from steps
+                except DivergedError as problem:
+                    if not tolerant or row in [local_of(other, seed) for other in rows]:
+                        raise
+                    log.info("%s, seed %d: %s", row.label, seed, problem)
+                if row.place and alone and run.finished and run.summary["gain_over_local"] is None:
+                    add_gains(run, run_of(folder, alone, seed))  # the study that trained it did not have Local
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait while another command trains the run in this folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folder}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.warning("waiting for another command, which trains %s", folder)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def diverged_runs(rows: Sequence[Row], folder: Path) -> dict[str, list[int]]:
@@ -116,7 +139,7 @@ def diverged_runs(rows: Sequence[Row], folder: Path) -> dict[str, list[int]]:
 
 def run_of(folder: Path, row: Row, seed: int) -> Run:
     """Open the run of a row and seed."""
-    return Run(folder / row.label / f"seed{seed}")
+    return Run(folder / (row.place or row.label) / f"seed{seed}")
 
 
 def mean_of(values: Iterable[float]) -> float:

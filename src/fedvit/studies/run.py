@@ -4,6 +4,7 @@ A study that is killed and started again ends with the same study.json as one th
 """
 
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,19 +21,21 @@ from fedvit.core.errors import UserError
 from fedvit.core.files import finite, write_json
 from fedvit.core.settings import DataSettings
 from fedvit.report.progress import Progress
+from fedvit.runs.folder import Run
 from fedvit.studies import measure, tables
 from fedvit.studies.cells import (
     Cell,
     Which,
     choose_grid,
     default_seeds,
+    folder_name,
     local_of,
     make_cells,
+    shared_cells,
     slug,
-    study_folder,
     unique_rows,
 )
-from fedvit.studies.definitions import STUDIES, plain_name
+from fedvit.studies.definitions import STUDIES, paper_of, plain_name
 from fedvit.studies.definitions.study import Study
 from fedvit.studies.drawing import draw_study
 from fedvit.studies.rows import run_of, run_rows, starter
@@ -48,6 +51,8 @@ class Prepared:
     study: Study
     which: Which
     cells: Sequence[Cell]
+    home: Path  # where the runs are
+    folder: Path  # where study.json and study.png are
 
     @property
     def title(self) -> str:  # as study_title, before there is a study.json
@@ -65,8 +70,14 @@ def prepare_study(
     target: str | None,
     flags: Mapping[str, Any],
     sets: Sequence[str] | None,
+    out: Path | None = None,
+    shared: Path | None = None,
 ) -> Prepared:
-    """Resolve the grid that these flags ask for."""
+    """Resolve the grid that these flags ask for.
+
+    A study with an `out` of its own has its runs there, by row. Otherwise it shares them with the other studies of its
+    paper, in the folder `shared`: runs with the same settings are run once.
+    """
     name = plain_name(name)
     study = STUDIES[name]
     folder = DataSettings(dir=flags.get("data_dir")).folder
@@ -83,7 +94,16 @@ def prepare_study(
             raise UserError(f"--target is only for {', '.join(known)}")
         cases = [replace(case, targets=tuple(_numbers(target, "--target", float))) for case in cases]
     chosen = _numbers(seeds, "--seeds", int) if seeds is not None else default_seeds(study, which)
-    return Prepared(name, study, which, make_cells(cases, chosen, parse_sets(sets or []), flags))
+    cells = make_cells(cases, chosen, parse_sets(sets or []), flags)
+    if out is not None:
+        return Prepared(name, study, which, cells, out, out)
+    home = shared or paper_folder(paper_of(name))
+    return Prepared(name, study, which, shared_cells(cells), home, home / folder_name(name, cells))
+
+
+def paper_folder(paper: str) -> Path:
+    """Name the folder of all studies of a paper."""
+    return Path("runs") / f"study-{paper}"
 
 
 def _numbers(text: str, flag: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -98,25 +118,31 @@ def _numbers(text: str, flag: str, kind: Callable[[str], Any]) -> list[Any]:
 def preview(plan: Prepared) -> RenderableType:
     """Make the table that --dry-run shows."""
     found = list(measure.estimates(plan.cells))
-    runs = len(unique_rows(plan.cells)) * len(plan.cells[0].row.experiments)
-    return tables.dry_table(plan.cells, found, runs, plan.title)
+    runs = runs_of(plan)
+    return tables.dry_table(plan.cells, found, len(runs), sum(run.finished for run in runs), plan.title)
 
 
-def carry_out(
-    plan: Prepared, folder: Path | None, workers: int | None, console: Console, *, quiet: bool
-) -> Iterator[RenderableType]:
+def runs_of(plan: Prepared) -> list[Run]:
+    """List the runs of a study, each of them once; a study of costs has none."""
+    if plan.study.kind == "cost":
+        return []
+    return [run_of(plan.home, row, seed) for row in unique_rows(plan.cells) for seed in row.experiments]
+
+
+def carry_out(plan: Prepared, workers: int | None, console: Console, *, quiet: bool) -> Iterator[RenderableType]:
     """Run what is missing, then measure, write and draw; yield what to show."""
-    folder = folder or study_folder(plan.name, plan.cells)
+    folder = plan.folder
     if plan.study.kind == "cost":
         found = [measure.resources(cell) for cell in plan.cells]
     else:
-        _run_all(plan, folder, workers, console, quiet=quiet)
-        found = [measure.figures(cell, folder, plan.study.view) for cell in plan.cells]
-    pictures = _see(plan, folder) if plan.study.kind == "features" else {}
+        _run_all(plan, workers, console, quiet=quiet)
+        rows = unique_rows(plan.cells)
+        found = [measure.figures(cell, rows, plan.home, plan.study.view) for cell in plan.cells]
+    pictures = _see(plan) if plan.study.kind == "features" else {}
     if pictures:
         seen = (pictures[cell.name].silhouette for cell in plan.cells)
         found = [{**figure, "silhouette": silhouette} for figure, silhouette in zip(found, seen, strict=True)]
-    content = _save(plan, found, folder)
+    content = _save(plan, found)
     draw_study(content, plan.study, folder, folder / "study.png", pictures)
     yield from tables.study_tables(content, plan.study, plan.title)
     for column, pick in content.get("chosen", {}).items():
@@ -126,16 +152,16 @@ def carry_out(
     yield f"results: {folder / 'study.json'}\npicture: {folder / 'study.png'}"
 
 
-def _run_all(plan: Prepared, folder: Path, workers: int | None, console: Console, *, quiet: bool) -> None:
+def _run_all(plan: Prepared, workers: int | None, console: Console, *, quiet: bool) -> None:
     """Run what is not finished, and show the progress."""
     rows = unique_rows(plan.cells)
     total = sum(experiment.train.rounds for row in rows for experiment in row.experiments.values())
     with Progress(console, total, quiet=quiet) as progress:
         steps = run_rows(
             rows,
-            folder,
+            plan.home,
             lambda row, seed: local_of(rows, row, seed),
-            starter(progress, folder),
+            starter(progress, plan.home),
             workers,
             tolerant=plan.study.kind == "choose",
         )
@@ -143,21 +169,24 @@ def _run_all(plan: Prepared, folder: Path, workers: int | None, console: Console
             progress.step(done)
 
 
-def _see(plan: Prepared, folder: Path) -> dict[str, Any]:
+def _see(plan: Prepared) -> dict[str, Any]:
     """Compute the features of every row's first seed, and write them to features.npz."""
     from fedvit.studies.features import picture
 
-    pictures = {cell.name: picture(run_of(folder, cell.row, next(iter(cell.row.experiments)))) for cell in plan.cells}
+    pictures = {
+        cell.name: picture(run_of(plan.home, cell.row, next(iter(cell.row.experiments)))) for cell in plan.cells
+    }
     arrays = {
         f"{slug(name)}.{part}": getattr(seen, part) for name, seen in pictures.items() for part in ("points", "labels")
     }
-    np.savez(folder / "features.npz", **arrays)
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    np.savez(plan.folder / "features.npz", **arrays)
     return pictures
 
 
-def _save(plan: Prepared, found: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Any]:
+def _save(plan: Prepared, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Write study.json with rows, settings, figures and versions; the same study gives the same bytes."""
-    cells, study = plan.cells, plan.study
+    cells, study, folder = plan.cells, plan.study, plan.folder
     settings = [to_tables(cell.row.first) for cell in cells]
     common = {
         f"{table}.{key}": value
@@ -172,7 +201,7 @@ def _save(plan: Prepared, found: Sequence[Mapping[str, Any]], folder: Path) -> d
             {
                 "row": cell.case.row,
                 "column": cell.case.column,
-                "runs": cell.row.label,
+                "runs": Path(os.path.relpath(plan.home / (cell.row.place or cell.row.label), folder)).as_posix(),
                 "published": cell.case.published or None,
                 "settings": {k: v for k, v in flat.items() if k not in common and k != "run.seed"},
                 "figures": figure,
@@ -203,12 +232,13 @@ def _save(plan: Prepared, found: Sequence[Mapping[str, Any]], folder: Path) -> d
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "study.json", content)
     if study.kind != "cost":
-        _save_seconds(cells, folder)
+        _save_seconds(plan)
     return finite(content)  # type: ignore[no-any-return]
 
 
-def _save_seconds(cells: Sequence[Cell], folder: Path) -> None:
+def _save_seconds(plan: Prepared) -> None:
     """Write timings.json, a file of its own because seconds differ each time and study.json must not."""
-    runs = {(row.label, seed): run_of(folder, row, seed) for row in unique_rows(cells) for seed in row.experiments}
-    seconds = {f"{label}/seed{seed}": run.summary["seconds"] for (label, seed), run in runs.items()}
-    write_json(folder / "timings.json", {"seconds": seconds, "total": sum(seconds.values())})
+    rows = unique_rows(plan.cells)
+    runs = {(row.label, seed): run_of(plan.home, row, seed) for row in rows for seed in row.experiments}
+    seconds = {f"{label}/seed{seed}": run.summary["seconds"] for (label, seed), run in runs.items() if run.finished}
+    write_json(plan.folder / "timings.json", {"seconds": seconds, "total": sum(seconds.values())})

@@ -1,6 +1,6 @@
 """Tables of studies for the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -14,7 +14,7 @@ from fedvit.studies.definitions.study import Study
 Content = Mapping[str, Any]  # study.json
 
 
-def dry_table(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]], runs: int, title: str) -> Table:
+def dry_table(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]], runs: int, finished: int, title: str) -> Table:
     """Show a grid before it runs, with the estimates of its cells."""
     table = plain_table(title)
     for name in ("column", "row"):
@@ -36,8 +36,31 @@ def dry_table(cells: Sequence[Cell], found: Sequence[Mapping[str, Any]], runs: i
             again,
             "-" if figure["shares_run"] else f"{figure['macs'] / 1e12:.3g}",
         )
+    table.caption = _caption(runs, finished, found)
+    table.caption_justify = "left"
+    return table
+
+
+def _caption(runs: int, finished: int, found: Iterable[Mapping[str, Any]]) -> str:
+    """Sum up what all runs would take."""
+    known = f" ({finished} of them have finished)" if finished else ""
     nbytes, macs = (sum(figure[key] for figure in found) for key in ("nbytes", "macs"))
-    table.caption = f"{runs} runs, {nbytes / 1e9:.3g} GB, {macs / 1e12:.3g} x 10^12 multiply-adds of training"
+    return f"{runs} runs{known}, {nbytes / 1e9:.3g} GB, {macs / 1e12:.3g} x 10^12 multiply-adds of training"
+
+
+def paper_table(parts: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """Show the studies of a paper before they run: what each adds to those above it."""
+    table = plain_table(title)
+    table.add_column("study", overflow="fold")
+    for name in ("runs", "shared with\nthose above", "finished", "GB to\nsend", "10^12\nMACs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for part in parts:
+        nbytes, macs = (sum(one[key] for one in part["estimates"]) for key in ("nbytes", "macs"))
+        counts = (f"{part[key]}" for key in ("runs", "shared", "finished"))
+        table.add_row(escape(part["name"]), *counts, f"{nbytes / 1e9:.3g}", f"{macs / 1e12:.3g}")
+    runs, shared, finished = (sum(part[key] for part in parts) for key in ("runs", "shared", "finished"))
+    every = [one for part in parts for one in part["estimates"]]
+    table.caption = f"{_caption(runs - shared, finished, every)}; {shared} of {runs} are shared and run once"
     table.caption_justify = "left"
     return table
 

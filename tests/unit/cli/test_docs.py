@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import fedvit
+from fedvit.cli.main import app
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -24,6 +26,21 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
         exec(compile(block, f"tutorial block {number}", "exec"), scope)
     assert scope["mine"].summary["method"] == "halfway"
     assert (tmp_path / "models" / "client-3.safetensors").is_file()
+
+
+def test_the_worked_example_of_patients_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDVIT_DATA", str(shared_data))
+    (snippet,) = (block for block in blocks("data.md") if "manifest.csv" in block)
+    exec(compile(snippet, "data.md", "exec"), {})
+    result = CliRunner().invoke(app, ["partition", "--data", "xray/manifest.csv", "--set", "data.val=0.2"])
+    assert result.exit_code == 0, result.output
+    page = (DOCS / "data.md").read_text()
+    rows = [line.rstrip() for line in result.stdout.splitlines() if len(line.split()) == 8]
+    assert len(rows) == 4
+    assert all(row in page for row in rows)
 
 
 def test_the_method_of_the_guide_runs(tmp_path: Path) -> None:

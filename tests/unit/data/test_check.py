@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from fedvit.cli.main import app
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
-from fedvit.data.check import check_folder, similar_names
+from fedvit.data.check import check_files, similar_names
 from fedvit.data.sources import load_dataset
 
 
@@ -84,7 +84,7 @@ def huge_png(side: int = 9_600) -> bytes:
 
 def test_every_bad_file_is_named_at_once(clean: Path) -> None:
     expected = dirty(clean)
-    found = check_folder(clean, DataSettings())
+    found = check_files(clean, DataSettings())
     assert {note.names[0]: note.kind for note in found.bad} == expected
     assert found.counts == {"mercy": {"ill": 6, "well": 6}, "north": {"ill": 6, "well": 6}}
     assert found.hints == ()
@@ -134,7 +134,7 @@ def test_wrong_folders_are_all_named(tmp_path: Path) -> None:
 def test_classes_that_differ_only_in_spelling_are_bad(pair: tuple[str, str], tmp_path: Path) -> None:
     for number, name in enumerate((*pair, "other")):
         image(tmp_path / "data" / name / "0.png", number)
-    (note,) = check_folder(tmp_path / "data", DataSettings()).bad
+    (note,) = check_files(tmp_path / "data", DataSettings()).bad
     assert (note.kind, set(note.names)) == ("similar classes", set(pair))
     assert call("datasets", tmp_path / "data")[0] == 2
 
@@ -158,7 +158,7 @@ def test_the_same_image_with_two_labels_is_bad_and_elsewhere_a_hint(clean: Path)
     shutil.copy(clean / "mercy/ill/0.png", clean / "mercy/well/same.png")
     shutil.copy(clean / "mercy/ill/1.png", clean / "north/ill/same.png")
     shutil.copy(clean / "north/well/1.png", clean / "north/well/same.png")
-    found = check_folder(clean, DataSettings())
+    found = check_files(clean, DataSettings())
     assert [(note.kind, note.names) for note in found.bad] == [
         ("two labels", ("mercy/ill/0.png", "mercy/well/same.png"))
     ]

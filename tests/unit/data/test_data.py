@@ -18,6 +18,7 @@ from fedvit.data import cache
 from fedvit.data.arrays import from_clients
 from fedvit.data.dataset import Dataset, keep_samples
 from fedvit.data.partition.split import partition_dataset
+from fedvit.data.size import size_of
 from fedvit.data.sources import digits_from_file, digits_from_sklearn, list_datasets, load_dataset
 from fedvit.engine.net import make_net
 from fedvit.engine.worker import client_data, image_tensors
@@ -449,6 +450,31 @@ def test_pcam_in_torchvisions_layout(tmp_path: Path, store: Path) -> None:
     assert data.labels.tolist() == [0, 1] * 6
     assert data.official_test is not None
     assert data.official_test.tolist() == [False] * 8 + [True] * 4
+    data = load_dataset(DataSettings(name="pcam", dir=tmp_path, cache=store, join_val=False), 8)
+    assert data.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 20, 21, 22, 23]
+    assert data.labels.tolist() == [0, 1] * 5
+    assert data.official_test is not None
+    assert data.official_test.tolist() == [False] * 6 + [True] * 4
+
+
+def test_validation_images_can_be_left_out(tmp_path: Path, store: Path) -> None:
+    """FedPEFT samples PCam's training images from the official training set alone."""
+    labels = np.arange(10, dtype=np.int64)
+    here = npz(tmp_path / "x.npz", val_images=np.zeros((10, 28, 28), np.uint8), val_labels=labels)
+    with_val, without = (DataSettings(name=str(here), join_val=join) for join in (True, False))
+    assert len(load_dataset(with_val, 8)) - len(load_dataset(without, 8)) == 10
+    assert [size_of(one, 8).images for one in (with_val, without)] == [
+        len(load_dataset(with_val, 8)),
+        len(load_dataset(without, 8)),
+    ]
+    for part, count in (("train", 4), ("val", 2), ("test", 3)):
+        folder(tmp_path / "d" / part, CLASSES, count=count)
+    where = settings(tmp_path / "d", store)
+    assert len(load_dataset(where, 8)) == 27
+    found = load_dataset(where.model_copy(update={"join_val": False}), 8)
+    assert (len(found), found.official_test.sum()) == (21, 9)  # type: ignore[union-attr]
+    pcam = [size_of(DataSettings(name="pcam", join_val=join), 8) for join in (True, False)]
+    assert [(one.images, one.tests) for one in pcam] == [(327_680, 32_768), (294_912, 32_768)]
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "mnist", "fashion_mnist", "pcam"])

@@ -570,6 +570,18 @@ def test_a_policy_that_cannot_be_read_lets_nothing_happen(text: str, tmp_path: P
     assert "policy.toml" in (federated.state_of("0") / "log.txt").read_text()
 
 
+def test_a_wrong_manifest_at_a_site_is_told_without_its_words(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("path,label,patient,site\na.png,ill,MRN7,0\nb.png,ill,MRN7,1\n")
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    federated.wires.nodes[100]["data"] = str(tmp_path / "mine.csv")
+    experiment = federated.folder / "app" / "fedvit_app" / "experiment.toml"
+    experiment.write_text(experiment.read_text().replace("samples = 120\n", ""))
+    about = pushed(federated, "evaluate", "x")
+    assert about["code"] == "mistake"
+    assert not [word for word in ("MRN", "png", "mine.csv") if word in str(about)]
+    assert "a.png (line 2 of mine.csv) does not exist" in (federated.state_of("0") / "log.txt").read_text()
+
+
 def test_what_goes_wrong_at_a_site_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
 
@@ -647,29 +659,51 @@ def sites_folder(tmp_path: Path) -> Path:
     return tmp_path / "all"
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedala"])  # fedala looks at the images again before it predicts
+def write_manifests(root: Path) -> None:
+    """A manifest in every site's folder: two images for each patient."""
+    for site_ in sorted(root.iterdir()):
+        files = sorted(file.relative_to(site_) for file in site_.glob("*/*.png"))
+        lines = [f"{f},{f.parent.name},MRN-{site_.name}-{f.parent.name}-{int(f.stem) // 2}" for f in files]
+        (site_ / "manifest.csv").write_text("\n".join(["path,label,patient", *lines]))
+
+
+@pytest.mark.parametrize(
+    ("method", "manifest"),
+    [("fedper", ""), ("fedala", ""), ("fedper", "manifest.csv")],  # fedala looks at the images again to predict
+)
 def test_sites_with_folders_of_their_own_end_as_one_process_with_all_of_them(
-    method: str, sites_folder: Path, tmp_path: Path
+    method: str, manifest: str, sites_folder: Path, tmp_path: Path
 ) -> None:
     from fedvit.network.flower.template import for_sites, write_app
     from tests.grid import Wires
 
     flags = {"method": method, "rounds": 2, "epochs": 1, "image_size": 16, "patch_size": 4}
-    cache = {"data.cache": str(tmp_path / "cache")}
-    alone = finish(load_experiment(None, cache, {**flags, "data": str(sites_folder)}), tmp_path / "alone")
+    held = {"data.val": 0.2} if manifest else {}
+    cache = {"data.cache": str(tmp_path / "cache"), **held}
+    everything = str(sites_folder / "*" / manifest) if manifest else str(sites_folder)
+    write_manifests(sites_folder)
+    alone = finish(load_experiment(None, cache, {**flags, "data": everything}), tmp_path / "alone")
 
-    experiment, federation = for_sites(load_experiment(None, None, flags), ["south", "north"], ["ill", "well"])
+    experiment, federation = for_sites(load_experiment(None, held, flags), ["south", "north"], ["ill", "well"])
     federated = Federated.__new__(Federated)
     federated.federation, federated.folder, federated.out = federation, tmp_path, tmp_path / "out"
     write_app(tmp_path / "app", experiment, federation, "unused")
     nodes = {
-        100 + n: {"site": name, "state": str(tmp_path / "sites" / name), "data": str(sites_folder / name)}
+        100 + n: {"site": name, "state": str(tmp_path / "sites" / name), "data": str(sites_folder / name / manifest)}
         for n, name in enumerate(federation.sites)
     }
     federated.wires = Wires(tmp_path / "app", nodes)
     federated.finish(min_sites=2)
     assert server_files(federated.out) == server_files(alone)
     assert states(federated) == memories(alone)
+
+    if manifest:  # patients are known at the site by a hash with a secret of its own, and nowhere else
+        (split,) = federated.state_of("north").glob("runs/*/split.json")
+        assert len(set(json.loads(split.read_text())["patients"])) == 14
+        assert (federated.state_of("north") / "cache" / "patients.salt").stat().st_mode & 0o777 == 0o600
+        kept = [f for f in tmp_path.rglob("*") if f.is_file() and not f.is_relative_to(sites_folder)]
+        assert not [file for file in kept if b"MRN-north" in file.read_bytes()]
+        assert not [c for c in federated.wires.contents() if "MRN-north" in str({k: dict(v) for k, v in c.items()})]
 
     # The site takes its model home from its own folder; the server has none to give.
     (own,) = (federated.state_of("north") / "runs").iterdir()

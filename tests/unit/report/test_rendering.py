@@ -1,5 +1,6 @@
 """How the page is drawn: few points, colors that differ, hints where something is cut off, doubts, and targets."""
 
+import html
 import json
 import re
 from itertools import combinations
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedvit.core.errors import UserError
 from fedvit.report import plots, svg
 from fedvit.report.load import collect
 from fedvit.report.page import page, write_report
@@ -102,6 +104,30 @@ def test_a_row_at_chance_has_no_targets_but_one_may_be_asked_for() -> None:
     assert asked is not None
     assert asked.targets is not None
     assert asked.targets.head == ["row", "to 30 %"]
+
+
+def test_a_target_is_that_of_the_view_asked_for_or_of_the_study(tmp_path: Path) -> None:
+    """FedPEFT's Table 2 is about the server's model, whose accuracy is another one."""
+    rounds_file = finish(tiny("fedavg+bias", rounds=2, lr=0.01), tmp_path / "study" / "bias" / "seed0") / "rounds.jsonl"
+    lines = [json.loads(line) for line in rounds_file.read_text().splitlines()]
+    for line, own, server in zip(lines, (50.0, 60.0), (10.0, 30.0), strict=True):
+        line["views"]["personal"]["mean"], line["views"]["server"]["mean"] = own, server
+    rounds_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    folder, out = tmp_path / "study", tmp_path / "r.html"
+
+    def shown(view: str | None = None) -> str:
+        write_report([folder], out, 25.0, view)
+        return " ".join(html.unescape(out.read_text()).split())
+
+    assert "round 1," in shown()
+    assert "that of each client's own model" in shown()
+    assert "round 2," in shown("server")
+    (folder / "study.json").write_text(json.dumps({"rows": [{"figures": {"view": "server"}}]}))
+    assert "round 2," in shown()
+    assert "that of the server's model" in shown()
+    assert "round 1," in shown("personal")
+    with pytest.raises(UserError, match="no run has the view 'serve'; they have personal, server"):
+        shown("serve")
 
 
 def test_warnings_of_the_runs_are_shown_as_doubts(tmp_path: Path) -> None:

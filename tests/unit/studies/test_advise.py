@@ -26,6 +26,7 @@ from fedvit.studies.advise_probe import (
     Outcome,
     Probe,
     Probed,
+    Rungs,
     believed_lead,
     choose,
     finalists,
@@ -98,7 +99,7 @@ def labels_of(profile: Profile, rounds: int = 16) -> list[str]:
 
 def test_the_favourite_is_the_documented_one() -> None:
     assert labels_of(PROFILE)[0] == "fedavg_ft+bias"
-    assert labels_of(PROFILE, rounds=4)[0] == "fedavg_ft"  # too few steps for biases alone
+    assert labels_of(PROFILE, rounds=4)[0] == "fed_rod+bias"  # too few steps to fine-tune at the end
     assert labels_of(replace(PROFILE, label_skew=0.9))[0] == "fedper"  # clients share hardly any class
     assert labels_of(replace(PROFILE, classes=2))[0] == "fed_rod+bias"
     assert labels_of(replace(PROFILE, pretrained=False))[0] == "fedrep"
@@ -137,6 +138,16 @@ def test_a_probe_is_planned_within_a_fifth_of_eight_runs(rounds: int, clients: i
     tests = sum(c.method == "fedavg_ft" for c in candidates[: found.candidates]) * clients / cohort
     trained = found.candidates * found.first + 2 * (found.last - found.first) + found.rates * found.last
     assert (trained + tests) * (1 - HELD_OUT) <= CAUTION * SHARE * ROWS * rounds
+
+
+def test_the_last_candidate_is_left_out_where_the_best_two_would_stop_too_early() -> None:
+    fine_tuned, rod, alone = Candidate("fedavg_ft", "bias", 0.01), Candidate("fed_rod", "bias", 0.01), ALONE
+    four = [fine_tuned, rod, alone, Candidate("fedavg_ft", "full", 0.005)]
+    # 6 rounds of 4 of 8 clients allow 14.4. Four candidates cost 4 + 2 * 2 to score in the first round, and may cost
+    # 2 + 2 * 2 up to the second, where the best two would stop. Three reach the fourth: 6 + 2, and then 4 + 2.
+    assert plan_rungs(four, 6, 8, 4) == Rungs(3, 2, 4, rates=False)
+    assert plan_rungs(four, 30, 8, 4) == Rungs(4, 7, 16, rates=True)  # long runs allow all
+    assert plan_rungs([rod, Candidate("fedper", "bias", 0.01), alone, fine_tuned], 6, 8, 4) == Rungs(4, 2, 3, False)
 
 
 def test_a_single_round_is_too_short_to_probe() -> None:

@@ -73,12 +73,15 @@ def call(*arguments: object) -> tuple[int, str, str]:
 def prepared(name: str, sets: Mapping[str, Any] | None = None, target: str | None = None) -> studying.Prepared:
     """The study in its tiny form."""
     items = [f"{key}={value}" for key, value in (sets or {}).items()]
-    return studying.prepare_study(name, paper=False, seeds="0", target=target, flags=FLAGS[name], sets=items)
+    return studying.prepare_study(
+        name, paper=False, seeds="0", target=target, flags=FLAGS[name], sets=items, out=Path("out")
+    )
 
 
 def carried_out(plan: studying.Prepared, folder: Path) -> dict[str, Any]:
     """Run a study and give its study.json."""
-    assert list(studying.carry_out(plan, folder, 1, Console(quiet=True), quiet=True))
+    plan = replace(plan, home=folder, folder=folder)
+    assert list(studying.carry_out(plan, 1, Console(quiet=True), quiet=True))
     content: dict[str, Any] = json.loads((folder / "study.json").read_text())
     return content
 
@@ -166,7 +169,7 @@ def check_convergence(folder: Path, content: Content) -> None:
     """A target that every row reaches at once, one that none ever does, and how they are shown."""
     check_targets(folder, content)
     plan = prepared("convergence", target="0,100")
-    table, *_ = studying.carry_out(plan, folder, 1, Console(quiet=True), quiet=True)
+    table, *_ = studying.carry_out(replace(plan, home=folder, folder=folder), 1, Console(quiet=True), quiet=True)
     content = json.loads((folder / "study.json").read_text())
     for row in content["rows"]:
         first, never = row["figures"]["to_target"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from fedvit.core.settings import PartitionSettings
 from fedvit.data.dataset import Indices
@@ -66,3 +67,4 @@ class Request:
     test: float
     generator: Generator
     seed: int
+    counts: NDArray[np.int64] | None = None  # images by patient and class, where the dataset has a row per patient

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from fedvit.core import randomness
 from fedvit.core.errors import UserError
 from fedvit.data.dataset import Dataset, Indices, Labels
+from fedvit.data.partition.groups import Counts, hold_out
 from fedvit.data.partition.records import ClientPartition, Partition, Request
 
 MAX_REDRAWS = 10_000
@@ -39,6 +40,9 @@ def _pooled(owned: Sequence[Indices], ask: Request) -> Partition:
     """Divide each client's images into train and test at random, not stratified; the global test set is the union."""
     clients = {}
     for number, indices in enumerate(owned):
+        if ask.counts is not None:
+            clients[str(number)] = _client_split(*_patients_held_out(ask.counts, indices, ask))
+            continue
         order = ask.generator.permutation(indices)
         cut = len(order) - max(1, round(len(order) * ask.test))
         clients[str(number)] = _client_split(order[:cut], order[cut:])
@@ -132,6 +136,8 @@ def _stratified_clients(dataset: Dataset, owned: Mapping[str, Indices], ask: Req
 
 def _stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices, Indices]:
     """Hold out the same fraction of every class for testing; a class with one image is only trained on."""
+    if ask.counts is not None:
+        return _patients_held_out(ask.counts, indices, ask)
     train, test = [], []
     for label in np.unique(labels[indices]):
         members = ask.generator.permutation(indices[labels[indices] == label])
@@ -139,6 +145,12 @@ def _stratified(labels: Labels, indices: Indices, ask: Request) -> tuple[Indices
         test.append(members[:count])
         train.append(members[count:])
     return np.concatenate(train), np.concatenate(test)
+
+
+def _patients_held_out(counts: Counts, indices: Indices, ask: Request) -> tuple[Indices, Indices]:
+    """Hold out patients who have the same fraction of the images of every class, as nearly as whole patients can."""
+    held = hold_out(counts[indices], ask.test, ask.generator, every_class=True)
+    return indices[~held], indices[held]
 
 
 # Rules over the official training set: the global test set is the official one.

@@ -1,17 +1,21 @@
 """Make a partition from a dataset and settings: which images each client trains, validates and tests on."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedvit.core import randomness
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import DataSettings, PartitionSettings
 from fedvit.data.dataset import Dataset, Indices, Labels, keep_only, keep_samples
+from fedvit.data.partition.groups import Counts, by_patient, hold_out_patients, to_images, warn_of_gaps
 from fedvit.data.partition.records import ClientPartition, Partition, Request
 from fedvit.data.partition.rules import by_domain, by_site, dh, dirichlet, dirichlet_train, iid, pathological
 
+log = logging.getLogger(__name__)
 DEFAULT_CLIENTS = 24
 
 
@@ -66,38 +70,58 @@ def partition_dataset(
     if data.samples is not None:
         kept = keep_samples(whole, data.samples, seed, train_only=name not in POOLED_RULES)
         dataset = keep_only(whole, kept)
+    images, counts = dataset, None
+    enough = batch / data.test
+    if dataset.patients is not None:  # from here to the end, an index is that of a patient
+        dataset, counts = by_patient(dataset)
+        enough *= len(dataset) / len(images)
+    if dataset.official_val is not None and name == "dirichlet":
+        log.warning("the rule dirichlet pools all images, so the manifest's column split is not used")
     total = len(dataset)
     if name not in POOLED_RULES and dataset.official_test is not None:
         total -= int(dataset.official_test.sum())
-    least = _least_samples(settings, clients, total, batch / data.test)
+    least = _least_samples(settings, clients, total, enough)
     if clients * least > total:
         raise UserError(
-            f"{total} images are not enough for {clients} clients with at least {least} each; "
-            f"at most {total // least} clients are possible"
+            f"{total} {'images' if counts is None else 'patients'} are not enough for {clients} clients with at least "
+            f"{least} each; at most {total // least} clients are possible"
         )
     generator = randomness.numpy_generator(seed, "partition")
-    result = rules[name](dataset, Request(settings, clients, least, data.test, generator, seed))
+    result = rules[name](dataset, Request(settings, clients, least, data.test, generator, seed, counts))
     for client, part in result.clients.items():
         if len(part.train) == 0 or len(part.test) == 0:
-            raise UserError(
-                f"client {client} would have {len(part.train)} training and {len(part.test)} test images; use fewer "
-                "clients or, if the source has no test set of its own, a larger data.test or partition.min_samples"
-            )
+            raise UserError(_one_sided(client, part, patients=counts is not None))
+    if dataset.official_val is not None and name != "dirichlet":
+        result = _take_val(result, dataset.official_val)
+    if data.val:
+        result = _hold_out_val(result, data.val, seed, counts)
+    if probe and counts is not None:
+        result = hold_out_patients(result, counts, "probe", probe, seed, held_out=held_out)
+    elif probe:
+        result = hold_out_probe(result, dataset.labels, probe, seed, held_out=held_out)
+    if counts is not None and images.patients is not None:
+        result = to_images(result, images.patients)
+        warn_of_gaps(result, images, data.test if dataset.official_test is None or name == "dirichlet" else None)
     if kept is not None:
         result = _renumbered(result, kept)
-    if data.val:
-        result = _hold_out_val(result, data.val, seed)
-    if probe:
-        labels = dataset.labels if kept is None else whole.labels
-        result = hold_out_probe(result, labels, probe, seed, held_out=held_out)
     unseen = _choose_unseen(list(result.clients), data.unseen, seed)
     return replace(result, class_names=dataset.class_names, unseen=unseen, source=whole.identity)
+
+
+def _one_sided(client: str, part: ClientPartition, *, patients: bool) -> str:
+    """Return the error message for a client without training or without test images."""
+    what = "patients" if patients else "images"
+    whole = "; train and test cannot share a patient, so a client needs two at least" if patients else ""
+    return (
+        f"client {client} would have {len(part.train)} training and {len(part.test)} test {what}{whole}; use fewer "
+        "clients or, if the source has no test set of its own, a larger data.test or partition.min_samples"
+    )
 
 
 def _renumbered(result: Partition, kept: Indices) -> Partition:
     """Convert indices into the kept images to indices into all images."""
     clients = {
-        name: ClientPartition(kept[part.train], kept[part.test], kept[part.val])
+        name: ClientPartition(kept[part.train], kept[part.test], kept[part.val], kept[part.probe])
         for name, part in result.clients.items()
     }
     return replace(result, clients=clients, global_test=kept[result.global_test])
@@ -118,10 +142,28 @@ def _least_samples(settings: PartitionSettings, clients: int, total: int, enough
     return 2 if settings.name == "site" else max(2, int(min(enough, total / clients / 2)))
 
 
-def _hold_out_val(whole: Partition, share: float, seed: int) -> Partition:
-    """Hold out a fraction of every client's training images for validation: at least one, never all."""
+def _take_val(whole: Partition, is_val: NDArray[np.bool_]) -> Partition:
+    """Validate on the training images that the source gives for validation."""
     clients = {}
     for name, part in whole.clients.items():
+        val = is_val[part.train]
+        if val.all():
+            raise UserError(f"all images of client {name} are for validation: mark some as train in the column split")
+        clients[name] = replace(part, val=part.train[val], train=part.train[~val])
+    return replace(whole, clients=clients)
+
+
+def _hold_out_val(whole: Partition, share: float, seed: int, counts: Counts | None) -> Partition:
+    """Hold out a fraction of every client's training images for validation: at least one, never all.
+
+    A client whose source gives validation images keeps to them. With `counts`, an index is that of a patient.
+    """
+    without = {name: part for name, part in whole.clients.items() if not len(part.val)}
+    if counts is not None:
+        found = hold_out_patients(replace(whole, clients=without), counts, "val", share, seed)
+        return replace(whole, clients={**whole.clients, **found.clients})
+    clients = dict(whole.clients)
+    for name, part in without.items():
         count = max(1, round(len(part.train) * share))
         if count >= len(part.train):
             raise UserError(

@@ -80,12 +80,13 @@ def attach(model: nn.Module, plugin: Plugin, *, from_scratch: bool = True, size:
         case Adapter():
             width = plugin.width or max(1, dim // 8)
             act = nn.GELU() if plugin.activation == "gelu" else nn.Tanh()
-            one = Bottleneck(dim, width, dim, act, 1, bias=True, zero=True)
+            zero = plugin.init == "zero"
+            one = Bottleneck(dim, width, dim, act, 1, bias=True, zero=zero)
             if not plugin.per_layer:
                 model.adapter = one
             for block in blocks:
                 if plugin.per_layer:
-                    one = Bottleneck(dim, width, dim, act, 1, bias=True, zero=True)
+                    one = Bottleneck(dim, width, dim, act, 1, bias=True, zero=zero)
                     block.adapter = one
                 block.mlp.register_forward_hook(partial(_add_own_output, one))
 

@@ -52,7 +52,7 @@ class FreePrefix(nn.Module):
 
 
 class PromptTokens(nn.Module):
-    """The prompt of one block."""
+    """The prompt of one block; dropout draws a mask of its own for every image."""
 
     def __init__(self, tokens: int, dim: int, bound: float, dropout: float):
         super().__init__()
@@ -60,7 +60,8 @@ class PromptTokens(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, n, dim) -> (batch, n + tokens, dim)
-        return torch.cat([x, self.drop(self.tokens).expand(x.shape[0], -1, -1)], dim=1)
+        each = self.tokens.expand(x.shape[0], -1, -1).clone()  # PyTorch's counter of operations stumbles over a view
+        return torch.cat([x, self.drop(each)], dim=1)
 
 
 class OffsetImage(nn.Module):

@@ -41,6 +41,7 @@ class Adapter:
     width: int | None = None  # None: an eighth of the model's width
     activation: Literal["gelu", "tanh"] = "gelu"
     per_layer: bool = False
+    init: Literal["zero", "random"] = "zero"  # of the up-projection
 
 
 @dataclass(frozen=True)

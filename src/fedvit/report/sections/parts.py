@@ -16,10 +16,11 @@ MOST_NAMES = 60  # clients in a heat map
 
 @dataclass(frozen=True)
 class Group:
-    """The rows on one dataset and partition, and the target accuracy if the user gave one."""
+    """The rows on one dataset and partition, the target accuracy if the user gave one, and whose accuracy it is."""
 
     rows: Sequence[Row]
     target: float | None = None
+    view: str = "personal"
 
     @cached_property
     def ranked(self) -> list[Row]:

@@ -9,6 +9,8 @@ from fedvit.report.statistics import POOLED, Row
 from fedvit.report.svg import Series
 from fedvit.report.units import nbytes, percent
 
+WHOSE = {"personal": "each client's own model", "server": "the server's model"}
+
 
 @dataclass(frozen=True)
 class Rounds:
@@ -17,6 +19,7 @@ class Rounds:
     figures: Sequence[Figure]
     targets: Table | None
     asked: bool
+    whose: str = ""  # the view of the targets, in words
 
 
 def rounds(group: Group) -> Rounds | None:
@@ -26,7 +29,8 @@ def rounds(group: Group) -> Rounds | None:
     figures = [_by_round(group, shown)] if max(lengths, default=0) > 1 else []  # one point makes no curve
     figures += _by_traffic(group, shown) if figures or len(shown) > 1 else []
     targets = _to_target(group)
-    return Rounds(figures, targets, group.target is not None) if figures or targets else None
+    whose = WHOSE.get(group.view, f"the view {group.view}")
+    return Rounds(figures, targets, group.target is not None, whose) if figures or targets else None
 
 
 def _by_round(group: Group, shown: Sequence[Row]) -> Figure:
@@ -75,9 +79,9 @@ def _without_zero(one: Series) -> Series:
     return Series(one.name, one.color, [x for x, _ in kept], [y for _, y in kept])
 
 
-def _targets_of(rows: Sequence[Row]) -> list[float]:
+def _targets_of(rows: Sequence[Row], view: str) -> list[float]:
     """Choose up to three round numbers between chance and the best accuracy; none if no row is better than chance."""
-    top = max(point[1] for row in rows for point in row.curve)
+    top = max(point[1] for row in rows for point in row.curve_of(view))
     chance = 100 / max(2, len(rows[0].first.class_names))
     step = 5.0 if top - chance > 15 else 1.0
     wanted = (chance + share * (top - chance) for share in (0.5, 0.75, 0.95))
@@ -85,17 +89,17 @@ def _targets_of(rows: Sequence[Row]) -> list[float]:
 
 
 def _to_target(group: Group) -> Table | None:
-    """List the rounds and bytes until each row first reaches a target, as FedPEFT's Table 2 does."""
-    rows = [row for row in group.ranked if row.curve and row.method != POOLED]
+    """List the rounds and bytes until each row that has the view reaches a target, as FedPEFT's Table 2 does."""
+    rows = [row for row in group.ranked if row.curve_of(group.view) and row.method != POOLED]
     if not rows:
         return None
-    goals = [group.target] if group.target is not None else _targets_of(rows)
+    goals = [group.target] if group.target is not None else _targets_of(rows, group.view)
     if not goals:
         return None
-    lines = [Line(row.label, [_cost_until(row, goal) for goal in goals]) for row in rows]
+    lines = [Line(row.label, [_cost_until(row, group.view, goal) for goal in goals]) for row in rows]
     return Table("Cost to reach a target", ["row", *(f"to {goal:g} %" for goal in goals)], lines)
 
 
-def _cost_until(row: Row, goal: float) -> str:
-    reached = next((point for point in row.curve if point[1] >= goal), None)
+def _cost_until(row: Row, view: str, goal: float) -> str:
+    reached = next((point for point in row.curve_of(view) if point[1] >= goal), None)
     return f"round {reached[0]}, {nbytes(reached[2])}" if reached else "-"

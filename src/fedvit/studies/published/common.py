@@ -11,8 +11,9 @@ from typing import Any
 from fedvit.config.tables import TABLES, Tables, stack_tables
 
 NOT_CLIPPED: Tables = {"train": {"clip_grad": 0.0}}  # no paper clips gradients; by default, pre-trained weights do
-SIZES = {  # the images and classes of datasets that may not be on this machine
-    "organamnist": (58_850, 11), "office_home": (15_500, 65), "lyme": (3_027, 4), "tiny-imagenet-200": (110_000, 200),
+SIZES = {  # the images, classes and official test images of datasets that may not be on this machine
+    "organamnist": (58_850, 11, 17_778), "office_home": (15_500, 65, 0), "lyme": (3_027, 4, 0),
+    "tiny-imagenet-200": (110_000, 200, 10_000),
 }  # fmt: skip
 
 
@@ -36,6 +37,7 @@ class Table:
     columns: Sequence[Column]
     published: str  # one line per row: our name of the method, then one value per column
     row: Callable[[str, Column], tuple[Tables, str]]
+    what: str = ""  # what a value is, if it is no accuracy
 
 
 def settings_of(*layers: Tables) -> Tables:

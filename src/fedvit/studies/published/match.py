@@ -18,7 +18,7 @@ from fedvit.studies.published.common import Table, rows_of
 PAPERS: Mapping[str, list[Table]] = {
     "FedPerfix (Sun et al. 2023)": [fedperfix.TABLE2, fedperfix.TABLE1, *fedperfix.FILES[1:]],
     "FedPEFT (Sun et al. 2022)": [
-        fedpeft.TABLE4, fedpeft.TABLE1, fedpeft.TABLE3, fedpeft.TABLE6, fedpeft.TABLE7,
+        fedpeft.TABLE1, fedpeft.TABLE4, fedpeft.TABLE3, fedpeft.TABLE6, fedpeft.TABLE7,
     ],
     "PFedEdit (Yuan et al. 2024)": [*pfededit.FILES, *pfededit.EDITING],
     "FedV": [*fedv.FILES],
@@ -132,10 +132,10 @@ def published_for(rows: Sequence[Tables]) -> list[Published | None]:
 
 def _is_row(cell: Tables, run: Tables) -> bool:
     """Tell whether a cell asks the question that a run answers, whatever its scale."""
-    named = all(
-        run[kind].get(key) == value
-        for kind in ("method", "tune")
-        for key, value in {"name": "full" if kind == "tune" else "fedavg", **cell.get(kind, {})}.items()
+    method = {"name": "fedavg", **cell.get("method", {})}
+    named = run["tune"].get("name") == cell.get("tune", {}).get("name", "full") and all(
+        run["method"].get(key) == value
+        for key, value in method.items()
         if key == "name" or isinstance(value, str | bool)
     )
     rule = run["partition"].get("name")
