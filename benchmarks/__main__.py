@@ -7,6 +7,7 @@ import sys
 
 from benchmarks import (
     advice,
+    backbones,
     channel,
     editing,
     estimate,
@@ -31,6 +32,7 @@ ALL = {
     "precision": precision.results,
     "channel": channel.results,
     "estimate": estimate.results,
+    "backbones": backbones.results,
 }
 ON_REQUEST = {"advice": advice.results}
 

@@ -190,7 +190,10 @@ def _default_optimizer(experiment: Experiment) -> str:
 
 
 def _default_clip(experiment: Experiment) -> float:
-    """Clip gradients on pre-trained weights, which one client that diverges would ruin for all."""
+    """Clip gradients on pre-trained weights, which one client that diverges would ruin for all.
+
+    Split plans do not by default: their clients train with Adam, whose steps are bounded.
+    """
     learns_whole = not isinstance(plan_of(experiment), SplitPlan)
     return CLIP_GRAD if learns_whole and not experiment.model.from_scratch else 0.0
 

@@ -269,10 +269,10 @@ def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
             "train.weighting=samples: leave them out"
         )
     train = experiment.train
-    if train.clip_grad or train.lr_classifier is not None or train.lr_plugins is not None:
+    if train.lr_classifier is not None or train.lr_plugins is not None:
         raise UserError(
-            f"{experiment.label} is split learning: train.lr is the rate of the client's parts, classifier included, "
-            "and gradients are not clipped; leave out train.lr_classifier, train.lr_plugins and train.clip_grad"
+            f"{experiment.label} is split learning: train.lr is the rate of the client's tail, classifier included, "
+            "and method.client_head_lr that of its head; leave out train.lr_classifier and train.lr_plugins"
         )
     if train.compile:
         raise UserError(f"{experiment.label} is split learning, whose parts are not compiled: leave train.compile out")
@@ -313,7 +313,7 @@ def local_settings(experiment: Experiment, round_: int, device: torch.device) ->
         precision=run.precision,
         device=device,
         seed=run.seed,
-        schedule=rate_factor(train, round_),
+        schedule=factor,
     )
 
 

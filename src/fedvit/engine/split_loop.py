@@ -198,7 +198,7 @@ def server_side(
     lr *= split.server_decay ** ((number - 1) // split.decay_every)
     return ServerSide(
         split, parts, server.shared, dict(server.memory), number, settings.seed, lr, device,
-        autocast=settings.autocast, cohort=cohort,
+        autocast=settings.autocast, cohort=cohort, clip_grad=settings.clip_grad,
     )  # fmt: skip
 
 

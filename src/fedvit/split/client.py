@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedvit.core import randomness, tree
 from fedvit.core.client import Client
 from fedvit.core.payload import Payload
-from fedvit.core.training import note_loss
+from fedvit.core.training import clip_, note_loss
 from fedvit.core.tree import Tree
 from fedvit.models.cuts import Parts
 from fedvit.split.messages import Channel, Message, pack, unpack
@@ -78,6 +78,7 @@ class ClientSide:
         for step, (x, y) in enumerate(client.batches(settings.epochs, "train")):
             yield from learn(step, x, y, last=step == total - 1)
             if optimizer is not None:
+                self.clip()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             yield None
@@ -97,6 +98,12 @@ class ClientSide:
         generator = self.client.rng("perturb")
         size = {name: self.split.perturb * tensor.square().mean().sqrt() for name, tensor in own.items()}
         return {name: t + size[name] * torch.randn(t.shape, generator=generator) for name, t in own.items()}
+
+    def clip(self) -> None:
+        """Bound the gradient of the client's parts; an estimate from losses is long by nature and stays as it is."""
+        guessed = self.head if self.split.black_box else []
+        gradients = [leaf.grad for name, leaf in self.leaves.items() if name not in guessed and leaf.grad is not None]
+        clip_(gradients, self.client.settings.clip_grad)
 
     def take_average(self, content: Payload) -> None:
         """Load the server's mean of the clients' parts, if the server sent one."""

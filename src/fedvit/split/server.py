@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from fedvit.core import randomness, tree
 from fedvit.core.client import Memory
 from fedvit.core.payload import Payload
+from fedvit.core.training import clip_
 from fedvit.core.tree import Tree
 from fedvit.models.cuts import Parts
 from fedvit.split.messages import Message, pack, unpack
@@ -29,10 +30,10 @@ class ServerSide:
 
     def __init__(
         self, split: SplitPlan, parts: Parts, body: Tree, memory: dict[str, Tree], round_: int, seed: int, lr: float,
-        device: torch.device, *, autocast: Callable[[], Any], cohort: Sequence[str] = (),
+        device: torch.device, *, autocast: Callable[[], Any], cohort: Sequence[str] = (), clip_grad: float = 0.0,
     ):  # fmt: skip
         self.split, self.parts, self.memory, self.round, self.seed = split, parts, memory, round_, seed
-        self.lr = lr
+        self.lr, self.clip_grad = lr, clip_grad  # the largest norm of one client's gradient in one batch; 0: unlimited
         self.device, self.autocast = device, autocast
         self.names = [name for name, _ in parts.model.named_parameters() if name in body]
         self.body = self.leaves_of(body)
@@ -150,11 +151,9 @@ class ServerSide:
         leaves = [weights[name] for name in self.names] if wanted else []
         at_input, *own = torch.autograd.grad(output, [h, *leaves], slope, allow_unused=True)
         if wanted:
-            self.learn(
-                message.client,
-                weights,
-                [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, own, strict=True)],
-            )
+            gradients = [torch.zeros_like(w) if g is None else g for w, g in zip(leaves, own, strict=True)]
+            clip_(gradients, self.clip_grad)
+            self.learn(message.client, weights, gradients)
         assert at_input is not None
         return at_input
 

@@ -12,7 +12,6 @@ from fedvit.config.tables import Tables, stack_tables
 from fedvit.studies.cases import Case, grid, of_table
 from fedvit.studies.published import fedpeft, fedperfix
 from fedvit.studies.published.common import method
-from fedvit.studies.published.fedv import ADAM
 
 # Settings. The small versions of the papers' tables in experiments/published.py start from SMALL as well.
 
@@ -60,7 +59,13 @@ IMAGENET = stack_tables(
     ]
 )
 BRIEF = stack_tables([IMAGENET, {"train": {"rounds": 6, "epochs": 1}, "run": {"eval_every": 0}}])  # for wide grids
-IMAGENET_SPLIT = stack_tables([IMAGENET, {"run": {"eval_every": 0}}, ADAM, {"method": {"name": "fedv", "fedround": 5}}])
+IMAGENET_SPLIT = stack_tables(
+    [
+        IMAGENET,
+        {"train": {"lr": 5e-3, "optimizer": "adam", "momentum": 0.0}, "run": {"eval_every": 0}},
+        {"method": {"name": "fedv", "fedround": 5}},
+    ]
+)
 PNEUMONIA: Tables = {"data": {"name": "pneumoniamnist", "samples": 1500}, "partition": {"alpha": 0.5}}
 # The learning rates of experiments/small; the study `lr` chooses among them.
 TINY_RATES = {"full": 5e-3, "head": 5e-3, "bias": 1e-2, "adapter": 5e-3, "prompt": 1e-2}
@@ -128,9 +133,18 @@ TABLE3_ROWS = methods("local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu
 TABLE4_ROWS = methods("local", "fedavg", "apfl", "fedper", "fedperfix")
 ON_TINY = tunes(TINY_RATES)
 SPLIT_PANELS: dict[str, dict[str, Tables]] = {
-    "local epochs K": {f"{n}": {"train": {"epochs": n}} for n in (1, 2, 5)},
+    **{f"local epochs K, T={t}": {f"{n}": {"train": {"epochs": n, "rounds": t}} for n in (1, 2, 5)} for t in (4, 12)},
     "clients M": {f"{n}": federation_of(n, n // 4) for n in (8, 16, 24)},
     "fedround": {f"{n}": {"method": {"fedround": n}} for n in (1, 3, 5, 11)},
+}
+FEDV_ROWS: dict[str, Tables] = {
+    "local": method("local"), "fedavg, then local": method("fedavg_ft"), "fed_rod": method("fed_rod", hyper=True),
+    "ditto": method("ditto", lam=0.75), "festa": method("festa", fedround=5), "fedv": method("fedv", fedround=5),
+    "fedvz": method("fedvz", fedround=5),
+}  # fmt: skip
+FEDV_COLUMNS: dict[str, Tables] = {
+    **{f"Dir({a:g})": {"partition": {"name": "dirichlet", "alpha": a}} for a in (0.1, 0.3)},
+    **{f"Path-{c}": {"partition": {"name": "pathological", "classes": c}} for c in (2, 5)},
 }
 EDIT_PANELS: dict[str, dict[str, Tables]] = {
     "layers k": {f"{k}": edits(k=k) if k else method("fedavg") for k in (0, 1, 2, 3, 5, 8)},

@@ -21,6 +21,7 @@ from fedvit.engine.cost import cost
 from fedvit.engine.loop import Round
 from fedvit.engine.net import make_net
 from fedvit.engine.split_loop import server_side
+from fedvit.methods import METHODS
 from fedvit.models.cuts import Parts
 from fedvit.network.grpc.channel import GarbageError, LateError
 from fedvit.network.grpc.checks import Checks, Progress
@@ -48,7 +49,8 @@ def own(bench: Bench, name: str) -> Tree:
 
 def steps_of(method: str, folder: Path, **sets: Any) -> tuple[Tree, list[Round]]:
     """How far a client's weights went in one step of plain SGD."""
-    rounds, bench = trained(method, folder, {"optimizer": "sgd", "fedround": 0, **sets}, **ONE_STEP, lr=0.1)
+    never = {} if METHODS[method]().labels_leave else {"fedround": 0}
+    rounds, bench = trained(method, folder, {"optimizer": "sgd", **never, **sets}, **ONE_STEP, lr=0.1)
     after = own(bench, rounds[0].row["cohort"][0])
     return {name: after[name] - bench.net.initial[name] for name in after}, rounds
 
@@ -306,3 +308,21 @@ def test_trees_of_a_frozen_head_are_no_ones(tmp_path: Path) -> None:
     average = rounds[-1].server.memory["average"]
     assert set(average) == set(tree.pick(bench.net.initial, bench.net.roles.personal))
     assert all(bench.net.split.cut.part_of(name) == "client_tail" for name in average)
+
+
+def test_the_gradient_of_every_side_is_clipped(tmp_path: Path) -> None:
+    """With plain SGD, a step is at most as long as the rate times the limit; the body's is a mean of such steps."""
+    limit, long = 1e-3, {}
+    for method in ("fedv", "minibatch_sfl"):
+        for clip in (0.0, 1e3, limit):
+            sets = {"server_lr": 0.1, "clip_grad": clip}
+            moved, rounds = steps_of(method, tmp_path / f"{method}{clip}", **sets)
+            bench = Bench(tiny(method, {"server_lr": 0.1}), tmp_path / "b")
+            body = {n: t - bench.net.initial[n] for n, t in rounds[0].server.shared.items()}
+            long[method, clip] = [
+                sum(float(t.square().sum()) for t in trees.values()) ** 0.5 for trees in (moved, body)
+            ]
+        assert long[method, 0.0] == long[method, 1e3]
+        assert all(before > 10 * 0.1 * limit for before in long[method, 0.0])
+        assert long[method, limit][0] == pytest.approx(0.1 * limit, rel=0.02)
+        assert 0 < long[method, limit][1] <= 0.1 * limit * 1.02

@@ -56,7 +56,10 @@ FLAGS: dict[str, dict[str, Any]] = {  # what a study varies may not be set
     "dh": {**TEN, "cohort": 2},
     "edit": {**TEN, "rounds": 2},
     "choice": {**TEN, "rounds": 2},
-    "split": {**TINY, "epochs": None},
+    "split": {**TINY, "epochs": None, "rounds": None},
+    "fedv-table2": FEW,
+    "fedv-table5": FEW,
+    "fedv-ditto": FEW,
     "pits": FEW,
     "features": FEW,
 }
@@ -253,10 +256,26 @@ def check_choice(folder: Path, content: Content) -> None:
     assert set(norms) < set(ranked)
 
 
+def check_fedv(folder: Path, content: Content) -> None:
+    """The federated rows are those that the paper compares with, and only the split rows keep a body at the server."""
+    rows = {row["row"]: row for row in content["rows"]}
+    assert rows["fedavg, then local"]["settings"]["method.name"] == "fedavg_ft"
+    assert rows["fed_rod"]["settings"]["method.hyper"] is True
+    assert {"local", "ditto", "festa", "fedv", "fedvz"} <= set(rows)
+    assert len({row["column"] for row in content["rows"]}) == 2
+
+
+def check_ditto(folder: Path, content: Content) -> None:
+    assert set(content["chosen"]) == {"Dir(0.1)", "Dir(0.3)", "Path-2", "Path-5"}
+    assert {row["settings"]["method.lam"] for row in content["rows"]} == {0.1, 0.4, 0.75, 1.0}
+
+
 def check_split(folder: Path, content: Content) -> None:
-    assert set(content["chosen"]) == {"local epochs K", "clients M", "fedround"}
+    epochs = [f"local epochs K, T={t}" for t in (4, 12)]
+    assert set(content["chosen"]) == {*epochs, "clients M", "fedround"}
+    assert {row["settings"].get("train.rounds") for row in content["rows"] if row["column"] in epochs} == {4, 12}
     assert content["settings"]["method.name"] == "fedv"
-    one, five = (figures(content, epochs, "local epochs K")["nbytes"]["up"] for epochs in ("1", "5"))
+    one, five = (figures(content, k, epochs[0])["nbytes"]["up"] for k in ("1", "5"))
     assert five > 2 * one  # activations cross at every step, weights once
 
 
@@ -296,6 +315,9 @@ CHECKS: dict[str, Callable[[Path, Content], None]] = {
     "edit": check_edit,
     "choice": check_choice,
     "split": check_split,
+    "fedv-table2": check_fedv,
+    "fedv-table5": check_fedv,
+    "fedv-ditto": check_ditto,
     "pits": check_pits,
     "features": check_features,
 }
@@ -494,6 +516,8 @@ def test_paper_rows_resolve_and_differ(name: str) -> None:
         ("designs", "fedperfix/table6"),
         ("dh", "pfededit/table1"),
         ("pits", "fedv/table3"),
+        ("fedv-table2", "fedv/table2"),
+        ("fedv-table5", "fedv/table5"),
     ],
 )
 def test_paper_rows_are_those_of_the_experiment_files(name: str, table: str) -> None:
