@@ -42,6 +42,9 @@ FEW = {**TINY, "clients": 8, "cohort": 2}
 TEN = {**TINY, "clients": 10, "cohort": 4}
 FLAGS: dict[str, dict[str, Any]] = {  # what a study varies may not be set
     "sensitivity": FEW,
+    "fedperfix-table2": FEW,
+    "fedperfix-figure3": FEW,
+    "fedperfix-lambda": FEW,
     "backbones": {"rounds": 1, "epochs": 1, "samples": 400, "image_size": 16, "clients": 4, "cohort": 1},
     "settings": TINY,
     "sizes": {**FEW, "samples": 240, "clients": 4},
@@ -90,7 +93,10 @@ def carried_out(plan: studying.Prepared, folder: Path) -> dict[str, Any]:
 
 
 def narrowed(plan: studying.Prepared) -> studying.Prepared:
-    """The first and the last column of a wide grid; all columns where each has rows of its own."""
+    """The first and the last column of a wide grid, and some rows of a long one; all where columns have their own."""
+    if plan.study.costs is not None or plan.study.kind == "gains":
+        rows = ("local", "fedavg", "fedperfix", "fedperfix_last_block")
+        return replace(plan, cells=[cell for cell in plan.cells if cell.case.row in rows])
     columns = list(dict.fromkeys(cell.case.column for cell in plan.cells))
     if plan.study.kind == "choose" or len(columns) < 3:
         return plan
@@ -121,6 +127,38 @@ def check_sensitivity(folder: Path, content: Content) -> None:
     assert set(content["overall"]) == {"patch_embed", "pos_embed", "norm", "attn", "mlp"}
     assert content["overall"]["attn"] == pytest.approx((alone["accuracy"] + both["accuracy"]) / 2)
     assert figures(content, "mlp", "alone")["gain_over_local"] is not None  # all_local is Local
+
+
+def check_table2(folder: Path, content: Content) -> None:
+    """Accuracies with the cost of every row; the authors' last block stays at home."""
+    sent = {}
+    for row in content["rows"]:
+        f = row["figures"]
+        assert 4 * f["costs"]["communication"] == f["nbytes"]["up"]
+        assert f["costs"]["storage"] >= f["params"]["total"]
+        sent[row["row"]] = f["nbytes"]["up"]
+    assert sent["local"] == 0 < sent["fedperfix_last_block"] < sent["fedperfix"] < sent["fedavg"]
+    assert {row["settings"].get("partition.alpha") for row in content["rows"]} == {0.3, 0.1}
+
+
+def check_gains(folder: Path, content: Content) -> None:
+    """What every client gains over Local, as its own files say."""
+    for row in content["rows"]:
+        run, local = run_of(folder, row), run_of(folder, cell(content, "local"))
+        alone = {client["client"]: client["personal_accuracy"] for client in local.clients}
+        gains = sorted(client["personal_accuracy"] - alone[client["client"]] for client in run.clients)
+        assert row["figures"]["gains"] == ([] if row["row"] == "local" else pytest.approx(gains))
+        assert len(gains) == 8
+
+
+def check_shares(folder: Path, content: Content) -> None:
+    """A share for each of the four blocks; at the start it is near one half, because there are as many prefix rows."""
+    for row in content["rows"]:
+        shares = row["figures"]["prefix_share"]
+        assert len(shares) == 4
+        assert all(0.2 < share < 0.8 for share in shares)
+    first, *_, last = (row["figures"]["prefix_share"] for row in content["rows"])
+    assert first != last
 
 
 def check_backbones(folder: Path, content: Content) -> None:
@@ -300,6 +338,9 @@ def check_features(folder: Path, content: Content) -> None:
 
 CHECKS: dict[str, Callable[[Path, Content], None]] = {
     "sensitivity": check_sensitivity,
+    "fedperfix-table2": check_table2,
+    "fedperfix-figure3": check_gains,
+    "fedperfix-lambda": check_shares,
     "backbones": check_backbones,
     "settings": check_settings,
     "sizes": check_sizes,
@@ -510,6 +551,7 @@ def test_paper_rows_resolve_and_differ(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "table"),
     [
+        ("fedperfix-table2", "fedperfix/table2"),
         ("backbones", "fedperfix/table3"),
         ("settings", "fedperfix/table4"),
         ("sizes", "fedperfix/table5"),
