@@ -16,7 +16,7 @@ from typing import Any
 
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
-from fedvit.data import folders
+from fedvit.data import dicom, folders
 from fedvit.data.cache import UnreadableError
 from fedvit.data.dataset import Dataset
 from fedvit.data.decoding import decode
@@ -82,6 +82,10 @@ def check_files(path: Path, settings: DataSettings) -> Check:
     similar, typos = similar_names("classes", labels)
     same_sites = [Note("similar sites", note.names, note.text) for note in similar_names("sites", sites)[0]]
     patients = _count_patients(good)
+    scans = [item.name for item in good if files[item.name].suffix.lower() in dicom.SUFFIXES]
+    if scans and not patients:
+        text = f"{len(scans)} DICOM files name their patients: --set data.patient=dicom keeps their images together"
+        hints.append(Note("headers", (scans[0],), text))
     return Check(_counted(good), (*bad, *similar, *wrong), (*typos, *same_sites, *hints, *_lonely(patients)), patients)
 
 

@@ -326,6 +326,9 @@ def test_patients_of_headers_that_are_missing_or_empty(tmp_path: Path, caplog: p
 
     load()
     assert "--set data.patient=dicom keeps the images of a patient together" in caplog.text
+    told = CliRunner().invoke(app, ["datasets", str(root)])
+    assert told.exit_code == 0
+    assert "hint: 16 DICOM files name their patients" in told.stdout
     bad = root / "north" / "normal" / "bad.dcm"
     bad.write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"bad.dcm cannot be read as DICOM, so data.patient=dicom.*skip_bad"):
