@@ -683,6 +683,13 @@ def test_pre_trained_weights_are_used_where_they_are(tmp_path: Path, caplog: pyt
     assert choose_grid(study, paper=False, data=None, folder=None)[0] == "digits"
     assert choose_grid(study, paper=True, data=None, folder=None)[0] == "paper"
     assert choose_grid(STUDIES["dh"], paper=False, data=None, folder=tmp_path)[0] == "digits"
+    three = STUDIES["fedperfix-table2"]  # it needs two more files
+    assert choose_grid(three, paper=False, data=None, folder=tmp_path)[0] == "digits"
+    for name in ("cifar100_small.npz", "pneumoniamnist.npz"):
+        (tmp_path / name).touch()
+    assert choose_grid(three, paper=False, data=None, folder=tmp_path)[0] == "pretrained"
+    prepared("fedperfix-table2")
+    assert "from scratch" not in caplog.text  # as in the paper
     with caplog.at_level(logging.WARNING):
         prepared("scarcity")
     assert "from scratch" in caplog.text
