@@ -236,6 +236,11 @@ class RunSettings(Table):
         default="after",
         description="When clients are tested: after aggregation, or in_round, before it, as in FedPerfix's code.",
     )
+    finetune: Whole = Field(
+        default=0,
+        description="Epochs of local training before each client's model is tested or exported, with any method but "
+        "split learning; 0: none. The view before_finetune is the model before.",
+    )
     before_after: bool = Field(default=False, description="Add two views: before and after one local training.")
     until_accuracy: Annotated[float, Field(gt=0, le=100)] | None = Field(
         default=None,

@@ -223,6 +223,7 @@ def _save(plan: Prepared, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "column": cell.case.column,
                 "runs": Path(os.path.relpath(plan.home / (cell.row.place or cell.row.label), folder)).as_posix(),
                 "published": cell.case.published or None,
+                "published_costs": list(cell.case.costs),
                 "settings": {k: v for k, v in flat.items() if k not in common and k != "run.seed"},
                 "figures": figure,
             }

@@ -195,6 +195,8 @@ def _matrix(content: Content, study: Study, columns: Sequence[str], title: str) 
         if study.costs is not None:
             line += _costs_of(cells[name, next(c for c in columns if (name, c) in cells)], study.costs, content["grid"])
         table.add_row(escape(name), *line)
+    if study.note and content["grid"] == "paper":
+        table.caption, table.caption_justify = study.note, "left"
     return table
 
 
@@ -294,10 +296,15 @@ def _target_rows(content: Content, title: str) -> Table:
         table.add_row(
             *((escape(row["column"]), escape(row["row"])) if several else (escape(row["row"]),)),
             f"{f['accuracy']:.1f}",
-            units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]),
+            _beside(units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]), row, 0),
             *(
-                "-" if t["rounds"] is None else f"{t['rounds']:.3g}, {units.nbytes(t['nbytes'])}"
-                for t in f["to_target"]
+                _beside(
+                    "-" if t["rounds"] is None else f"{t['rounds']:.3g}, {units.nbytes(t['nbytes'])}",
+                    row,
+                    number,
+                    "" if t["paper_mb"] is None else f"one way {t['paper_mb']:.4g}MB, ",
+                )
+                for number, t in enumerate(f["to_target"], 1)
             ),
             *[""] * (most - len(f["to_target"])),
             row["published"] or "-",
@@ -305,8 +312,16 @@ def _target_rows(content: Content, title: str) -> Table:
     table.caption = (
         "targets are fixed in advance; bytes are of all clients, both ways; - means not reached by every seed"
     )
+    if any(row.get("published_costs") for row in content["rows"]):
+        table.caption += "; in the second lines, as the paper counts: one way, in units of 2^20 bytes"
     table.caption_justify = "left"
     return table
+
+
+def _beside(ours: str, row: Mapping[str, Any], number: int, same_units: str = "") -> str:
+    """Put a paper's cost below ours, and ours in the paper's units before it."""
+    costs = row.get("published_costs")
+    return f"{ours}\n[dim]{same_units}published {costs[number]}[/]" if costs else ours
 
 
 def _cost_rows(content: Content, study: Study, title: str) -> Table:

@@ -33,7 +33,7 @@ class Study:
     seeds: tuple[int, ...] = (0, 1, 2)  # on digits; a grid on pre-trained weights has seed 0
     paper_seeds: tuple[int, ...] = ()  # of the published grid; if empty, the one in its settings
     overall: bool = False  # also report the mean over the columns
-    note: str = ""  # the caption of a table of costs
+    note: str = ""  # the caption of a table of costs, or of a matrix of the published grid
     best: bool = False  # also show the best round, which the paper reports
     target_by: Literal["mean", "micro"] = "mean"  # what reaches a target: the mean over clients, or over images
     costs: Mapping[str, str] | None = None  # published beside the accuracies, which then show ours as well
