@@ -1,8 +1,10 @@
 """Multiply-adds against the formula written by hand."""
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from fedvit.models.build import ModelSettings, build, macs_per_example
+from fedvit.models.plugins.attach import prefix_share
 from fedvit.models.plugins.specs import Prefix
 
 
@@ -45,3 +47,19 @@ def test_concat_equals_attention_written_out() -> None:
         weights = (q[..., part] @ keys[..., part].transpose(1, 2) / width**0.5).softmax(-1)
         out.append(weights @ values[..., part])
     assert torch.allclose(block.attn(x), block.attn.proj(torch.cat(out, -1)), atol=1e-5)
+
+
+def test_a_concatenated_prefix_mixes_two_attentions() -> None:
+    """Equation 6 of FedPerfix: (1 - lambda(x)) of the tokens' own attention and lambda(x) of the prefix's."""
+    model = build(ModelSettings(), 10, (Prefix(combine="concat"),), 0).eval()
+    block = model.blocks[0]
+    attn, x = block.attn, torch.randn(3, 17, model.embed_dim)
+    share = prefix_share(attn, block.prefix, x)
+    assert share.shape == (3, attn.num_heads, 17)
+    assert 0 < share.min() < share.max() < 1
+    heads = (3, 17, -1, attn.num_heads, attn.head_dim)
+    q, k, v = attn.qkv(x).reshape(heads).permute(2, 0, 3, 1, 4)
+    prefix_k, prefix_v = block.prefix(x).reshape(heads).permute(2, 0, 3, 1, 4)
+    own, other = scaled_dot_product_attention(q, k, v), scaled_dot_product_attention(q, prefix_k, prefix_v)
+    mixed = (1 - share[..., None]) * own + share[..., None] * other
+    assert torch.allclose(block.attn(x), attn.proj(mixed.transpose(1, 2).reshape(3, 17, -1)), atol=1e-6)

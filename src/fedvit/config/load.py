@@ -28,6 +28,8 @@ FLAGS = {  # flag -> table.key
     "threads": "run.threads", "precision": "run.precision", "device": "run.device",
 }  # fmt: skip
 
+NEWER = ("run.finetune",)  # a bare key that meant something before one of these came keeps its meaning
+
 
 def read_tables(path: Path) -> Tables:
     """Read the tables of an experiment file; `[versions]`, which only run.toml has, is informative."""
@@ -134,6 +136,7 @@ def _locate_key(path: str, method: str, tune: str) -> tuple[str, str]:
         return table, key
     keys = keys_of_tables(method, tune)
     homes = [table for table, names in keys.items() if path in names]
+    homes = [table for table in homes if f"{table}.{path}" not in NEWER] or homes
     if not homes:
         every = {name for names in keys.values() for name in names}
         raise UserError(f"unknown key {path!r} in --set; {nearest(path, every)}")

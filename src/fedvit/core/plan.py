@@ -44,6 +44,9 @@ class Report(NamedTuple):
     payload: Payload
 
 
+Views = Callable[[Client, Payload], Mapping[str, Tree]]
+
+
 # FedAvg's functions, which are the default for every slot.
 
 
@@ -121,7 +124,7 @@ class Plan:
     local: Callable[[Client, Tree], Tree] = train
     report: Callable[[Client, Tree, Tree], Payload] = report_shared
     aggregate: Callable[[Server, Iterable[Report]], Server] = average
-    views: Callable[[Client, Payload], Mapping[str, Tree]] = own_model
+    views: Views = own_model
     weighting: Literal["samples", "equal"] = "samples"
     trains: Literal["sampled", "everyone", "pooled"] = "sampled"
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None

@@ -53,8 +53,13 @@ class DataSettings(Table):
     )
     patient: str | None = Field(
         default=None,
-        description="Whose image a file of a folder is: folder for class/patient/image, or a regular expression whose "
-        "groups match the patient in the file's path. A manifest says it in its column patient.",
+        description="Whose image a file is: folder for class/patient/image, dicom for the patient ID in its header, or "
+        "a regular expression whose groups match the patient in its path. A manifest may have a column patient.",
+    )
+    window: str | None = Field(
+        default=None,
+        description="Gray levels of files with more than 8 bits that become black to white: CENTRE,WIDTH, or range for "
+        "each image's own; default: a DICOM file's window, otherwise its range; all 16 bits of other files.",
     )
     size: Count | None = Field(
         default=None, description="Pixels at which a folder's images are stored; default: the model's input size."
@@ -230,6 +235,11 @@ class RunSettings(Table):
     evaluate: Literal["after", "in_round"] = Field(
         default="after",
         description="When clients are tested: after aggregation, or in_round, before it, as in FedPerfix's code.",
+    )
+    finetune: Whole = Field(
+        default=0,
+        description="Epochs of local training before each client's model is tested or exported, with any method but "
+        "split learning; 0: none. The view before_finetune is the model before.",
     )
     before_after: bool = Field(default=False, description="Add two views: before and after one local training.")
     until_accuracy: Annotated[float, Field(gt=0, le=100)] | None = Field(

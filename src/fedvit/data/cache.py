@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedvit.core.errors import UserError
 
 log = logging.getLogger(__name__)
-FORMAT = 2  # increase it when the stored content changes
+FORMAT = 3  # increase it when the stored content changes
 CHUNK = 4096
 
 

@@ -16,12 +16,13 @@ from typing import Any
 
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
-from fedvit.data import folders
+from fedvit.data import dicom, folders
 from fedvit.data.cache import UnreadableError
 from fedvit.data.dataset import Dataset
+from fedvit.data.decoding import decode
 from fedvit.data.folders import Note
 from fedvit.data.manifest import class_names, is_manifest, read_manifest
-from fedvit.data.patients import contradictions, patients_from_paths
+from fedvit.data.patients import contradictions, find_patients
 from fedvit.data.sources import has_files, load_dataset, locate
 
 SHORTEST_TYPO = 6  # letters of a class name below which one different letter means nothing
@@ -72,7 +73,8 @@ def check_files(path: Path, settings: DataSettings) -> Check:
         items, bad = _placed(path, settings)
         files = {item.name: path / item.name for item in items}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        found = dict(zip(files, pool.map(_problem_with, files.values()), strict=True))
+        problems = pool.map(lambda file: _problem_with(file, settings.window), files.values())
+        found = dict(zip(files, problems, strict=True))
     bad += [Note(kind, (name,), f"{name} {text}") for name, (kind, text) in found.items() if kind]
     good = [item for item in items if not found[item.name][0]]
     wrong, hints = _judged(good, lambda item: _hash_of(files[item.name]), lambda item: files[item.name].stat().st_size)
@@ -80,6 +82,10 @@ def check_files(path: Path, settings: DataSettings) -> Check:
     similar, typos = similar_names("classes", labels)
     same_sites = [Note("similar sites", note.names, note.text) for note in similar_names("sites", sites)[0]]
     patients = _count_patients(good)
+    scans = [item.name for item in good if files[item.name].suffix.lower() in dicom.SUFFIXES]
+    if scans and not patients:
+        text = f"{len(scans)} DICOM files name their patients: --set data.patient=dicom keeps their images together"
+        hints.append(Note("headers", (scans[0],), text))
     return Check(_counted(good), (*bad, *similar, *wrong), (*typos, *same_sites, *hints, *_lonely(patients)), patients)
 
 
@@ -143,7 +149,7 @@ def _lonely(patients: dict[str, PatientCount]) -> Iterator[Note]:
 
 def _listed(path: Path, settings: DataSettings) -> tuple[list[_Item], list[Note], dict[str, Path]]:
     """Return every row of a manifest whose file exists, what is wrong with the manifest, and the files."""
-    found = read_manifest(path, settings.site, settings.patient)
+    found = read_manifest(path, settings.site, settings.patient, skip_bad=True)
     notes = [*found.notes, *found.missing]
     try:
         class_names([row.label for row in found.rows], settings.class_list, path)
@@ -178,7 +184,7 @@ def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]
             bad.append(Note("empty folder", (folder,), f"{folder} is empty: remove the folder or fill it"))
         items += [_Item(f"{folder}/{n}", where.label, where.site or "", where.part or "") for n in leaf.files]
     if settings.patient is not None and items and not bad:
-        items, wrong = _with_patients(items, settings.patient)
+        items, wrong = _with_patients(root, items, settings.patient)
         bad += wrong
     if len(depths) > 1:
         text = f"class/image ({depths[True]}) and site/class/image ({depths[False]}) are mixed"
@@ -190,11 +196,11 @@ def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]
     return items, bad
 
 
-def _with_patients(items: Sequence[_Item], rule: str) -> tuple[list[_Item], list[Note]]:
+def _with_patients(root: Path, items: Sequence[_Item], rule: str) -> tuple[list[_Item], list[Note]]:
     """Add the patients that data.patient finds in the paths, and report what contradicts them."""
     names = [item.name for item in items]
     try:
-        whose = patients_from_paths(names, rule)
+        whose = find_patients([root / name for name in names], names, rule, skip_bad=True)
     except UserError as problem:
         return list(items), [Note("patient", (), str(problem))]
     test = "test" if any(item.part == "test" for item in items) else "val"  # as in folders.scan
@@ -237,7 +243,7 @@ def check_source(settings: DataSettings) -> Check:
     return check_dataset(load_dataset(settings, None))
 
 
-def _problem_with(file: Path) -> tuple[str, str]:
+def _problem_with(file: Path, window: str | None) -> tuple[str, str]:
     """Return the kind of a file's problem and what it is, or two empty texts."""
     try:
         about = file.stat()
@@ -245,13 +251,14 @@ def _problem_with(file: Path) -> tuple[str, str]:
             return "not a file", "is not a regular file"
         if about.st_size == 0:
             return "empty", "is empty"
-        folders.decode(file, (8, 8), Counter())
+        decode(file, (8, 8), Counter(), window)
         return "", ""
     except OSError as problem:
         return "unreadable", f"cannot be opened: {problem.strerror}"
     except (UnreadableError, UserError) as problem:
         text = str(problem).removeprefix(f"{file} ")
-        kinds = {"is not an image": "not an image", "truncated": "truncated", "pixels": "too large"}
+        large = {"over 89 million": "too large", "decompression bomb": "too large"}  # the second if warnings are errors
+        kinds = {"is not an image": "not an image", "truncated": "truncated", **large}
         return next((kind for word, kind in kinds.items() if word in text), "unreadable"), text
 
 

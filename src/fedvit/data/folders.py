@@ -1,8 +1,6 @@
 """Image folders: class/image, site/class/image, domain/class/image, train and test, and Tiny-ImageNet's own layout."""
 
 import os
-import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvit.core.errors import UserError
-from fedvit.data.cache import UnreadableError
+from fedvit.data.dicom import SUFFIXES as DICOM
 
 Layout = Literal["auto", "class", "domain", "site", "tiny_imagenet"]
-SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"))
+SUFFIXES = DICOM | {".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".ppm", ".pgm"}
 FOLDER = "folder"  # as data.patient: every image lies in a folder of its patient, class/patient/image
-MOST_PIXELS = 89_478_485  # of an image; PIL warns of more, which may be a small file made to fill the memory
-warnings.filterwarnings("ignore", "Image size .* could be decompression bomb")  # it is an error here
+HEADER = "dicom"  # as data.patient: the patient ID in the file's header
 TRAIN, TEST, VAL = ("train", "training"), ("test", "testing"), ("val", "valid", "validation")
 
 
@@ -245,43 +242,3 @@ def fingerprint(files: Sequence[Path], root: Path) -> list[tuple[str, int, int, 
         name = path[below:] if path.startswith(above) else path
         rows.append((name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns))
     return rows
-
-
-def decode(file: Path, size: tuple[int, int], modes: Counter[str]) -> NDArray[np.uint8]:
-    """Decode an image, squash it to size (width, height), convert it to 8-bit color, and count its mode in `modes`."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        if file.exists() and not file.is_file():  # opening a pipe would wait for ever
-            raise UnreadableError(f"{file} is not a regular file")
-        with Image.open(file) as opened:
-            image: Image.Image = opened
-            width, height = image.size
-            if width * height == 0:
-                raise UnreadableError(f"{file} has a size of {width} x {height}")
-            if width * height > MOST_PIXELS:
-                raise UnreadableError(
-                    f"{file} has {width} x {height} pixels, over {MOST_PIXELS // 10**6} million: shrink it"
-                )
-            if image.mode == "F":
-                raise UnreadableError(f"{file} has float pixels of unknown range: convert it to 8 or 16 bits")
-            mode = "grey" if image.mode in ("1", "L", "LA") or image.mode.startswith("I") else "colour"
-            if image.mode.startswith("I"):  # PIL would clip 16-bit values at 255 instead of scaling them
-                image = Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
-            colour = image.convert("RGB")
-        if colour.size != size:
-            colour = colour.resize(size, Image.Resampling.BILINEAR)
-        modes[mode] += 1
-        return np.asarray(colour, dtype=np.uint8)
-    except UnreadableError:
-        raise
-    except Image.DecompressionBombError as problem:
-        raise UnreadableError(
-            f"{file} has too many pixels, over {MOST_PIXELS // 10**6} million: shrink it"
-        ) from problem
-    except UnidentifiedImageError as problem:
-        raise UnreadableError(f"{file} is not an image") from problem
-    except Exception as problem:  # whatever a decoder raises, the file is at fault
-        if isinstance(problem, OSError) and problem.errno is not None:
-            raise UserError(f"{file} cannot be opened: {problem.strerror}") from problem
-        raise UnreadableError(f"{file} cannot be read: {problem}") from problem

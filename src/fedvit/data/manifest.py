@@ -13,7 +13,7 @@ import numpy as np
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
 from fedvit.data.folders import Note, Scan
-from fedvit.data.patients import contradictions, patients_from_paths
+from fedvit.data.patients import contradictions, find_patients
 
 NEEDED, OPTIONAL = ("path", "label"), ("patient", "site", "split")
 PARTS = ("train", "val", "test")
@@ -68,7 +68,7 @@ def site_names(path: Path) -> tuple[str, ...]:
     return tuple(sorted({row.site for row in read_manifest(path).rows if row.site}))
 
 
-def read_manifest(path: Path, site: str | None = None, rule: str | None = None) -> Manifest:
+def read_manifest(path: Path, site: str | None = None, rule: str | None = None, *, skip_bad: bool = False) -> Manifest:
     """Read one manifest or several; with a `site`, only its rows, and with data.patient's `rule`, patients by path."""
     files = manifest_files(path)
     rows: list[Row] = []
@@ -86,18 +86,18 @@ def read_manifest(path: Path, site: str | None = None, rule: str | None = None) 
         rows = [row for row in rows if row.site == site]
         if not rows:
             raise UserError(f"{path} has no row of the site {site}; its sites are {', '.join(found)}")
+    missing = [Note("missing", (row.name,), f"{row.name} ({row.place}) does not exist") for row in _absent(rows)]
+    gone = {note.names[0] for note in missing}
+    duplicates, rows = _duplicates(rows), [row for row in rows if row.name not in gone]
     if rule is not None:
         if "patient" in has:
             raise UserError(
                 f"{path} has a column patient, so data.patient={rule!r} is not needed: leave one of them out"
             )
-        ids = patients_from_paths([row.name for row in rows], rule)
+        ids = find_patients([row.file for row in rows], [row.name for row in rows], rule, skip_bad=skip_bad)
         rows = [Row(**{**vars(row), "patient": patient}) for row, patient in zip(rows, ids, strict=True)]
         has |= {"patient"}
-    missing = [Note("missing", (row.name,), f"{row.name} ({row.place}) does not exist") for row in _absent(rows)]
-    gone = {note.names[0] for note in missing}
-    kept = tuple(row for row in rows if row.name not in gone)
-    return Manifest(kept, has, (*notes, *_duplicates(rows), *_contradictions(rows, has)), tuple(missing))
+    return Manifest(tuple(rows), has, (*notes, *duplicates, *_contradictions(rows, has)), tuple(missing))
 
 
 def _read_one(file: Path, root: Path, own: str, rows: list[Row], notes: list[Note]) -> frozenset[str]:
@@ -175,7 +175,7 @@ def _contradictions(rows: Sequence[Row], has: frozenset[str]) -> list[Note]:
 
 def scan_manifest(path: Path, settings: DataSettings) -> Scan:
     """Return what the manifest says about every image; anything wrong is an error."""
-    found = read_manifest(path, settings.site, settings.patient)
+    found = read_manifest(path, settings.site, settings.patient, skip_bad=settings.skip_bad)
     names = class_names([row.label for row in found.rows], settings.class_list, path)
     wrong = [*found.notes, *(() if settings.skip_bad else found.missing)]
     if wrong:

@@ -18,10 +18,18 @@ import numpy as np
 
 from fedvit.core.errors import UserError
 from fedvit.data.dataset import Labels
-from fedvit.data.folders import FOLDER, Note
+from fedvit.data.dicom import patients_from_headers
+from fedvit.data.folders import FOLDER, HEADER, Note
 
 SALT = "patients.salt"
 NAMED = 3  # patients that one message points at
+
+
+def find_patients(files: Sequence[Path], names: Sequence[str], rule: str, *, skip_bad: bool) -> tuple[str, ...]:
+    """Return the patient of each file by data.patient's rule; `names` are the paths below the data."""
+    if rule == HEADER:
+        return patients_from_headers(files, skip_bad=skip_bad)
+    return patients_from_paths(names, rule)
 
 
 def patients_from_paths(names: Sequence[str], rule: str) -> tuple[str, ...]:

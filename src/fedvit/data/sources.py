@@ -16,9 +16,10 @@ import psutil
 
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import DataSettings
-from fedvit.data import cache, folders, manifest, medmnist
+from fedvit.data import cache, dicom, folders, manifest, medmnist
 from fedvit.data.dataset import Dataset, flat_labels, join_parts, with_channels
-from fedvit.data.patients import contradictions, hash_patients, number_patients, patients_from_paths
+from fedvit.data.decoding import RANGE, decode, read_window
+from fedvit.data.patients import contradictions, find_patients, hash_patients, number_patients
 from fedvit.data.torchvision_sets import TORCHVISION, class_names, from_torchvision, has_torchvision
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def scan_files(path: Path, settings: DataSettings) -> folders.Scan:
     if settings.patient is None:
         return found
     names = [file.relative_to(path).as_posix() for file in found.files]
-    whose = patients_from_paths(names, settings.patient)
+    whose = find_patients(found.files, names, settings.patient, skip_bad=settings.skip_bad)
     sites = [""] * len(names) if found.sites is None else [found.site_names[number] for number in found.sites]
     tests = [""] * len(names) if found.official_test is None else [str(test) for test in found.official_test]
     wrong = contradictions(whose, sites, tests, names.__getitem__)
@@ -200,12 +201,15 @@ def _check_claims(path: Path) -> None:
 
 def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset:
     """Load image folders or a manifest, decoded once into the cache; without a size, no image is read."""
+    if settings.window not in (None, RANGE):
+        read_window(settings.window)
     found = scan_files(path, settings)
     root = manifest.folder_of(path) if manifest.is_manifest(path) else path
     count = len(found.files)
     if found.missing:
         log.warning("%d files do not exist and are skipped, such as %s", len(found.missing), found.missing[0])
-    key = folders.fingerprint(found.files, root)
+    names = folders.fingerprint(found.files, root)
+    key: Any = names if settings.window is None else [settings.window, names]
     if size is None:
         entry = cache.Entry(np.broadcast_to(np.zeros((), np.uint8), (count, 1, 1, 3)), np.ones(count, np.bool_), {})
     else:
@@ -215,12 +219,22 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
             key,
             count,
             size,
-            lambda number: folders.decode(found.files[number], (size, size), modes),
+            lambda number: decode(found.files[number], (size, size), modes, settings.window),
             lambda: dict(modes),
             skip_bad=settings.skip_bad,
         )
     good, kinds = entry.good, entry.about
-    if len(kinds) == 2:
+    if kinds.get("dark"):
+        log.warning(
+            "%d 16-bit images in %s use less than 12 bits and look nearly black: --set data.window=%s stretches each "
+            "to its own range", kinds["dark"], root, RANGE,
+        )  # fmt: skip
+    if found.patients is None and any(file.suffix.lower() in dicom.SUFFIXES for file in found.files):
+        log.warning(
+            "DICOM files name their patients: --set data.patient=%s keeps the images of a patient together",
+            folders.HEADER,
+        )
+    if kinds.get("grey") and kinds.get("colour"):
         log.warning("%s mixes %d gray and %d color images: all become color", root, kinds["grey"], kinds["colour"])
     if not good.all():
         told, more = entry.complaints[:NAMED], len(entry.complaints) - NAMED
@@ -262,7 +276,7 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
         None if sites is None else sites[good],
         owners,
         json.dumps(key),
-        tuple(name for (name, *_), is_good in zip(key[1:], good, strict=True) if is_good),
+        tuple(name for (name, *_), is_good in zip(names[1:], good, strict=True) if is_good),
         None if found.official_val is None else found.official_val[good],
         patients,
         hashes,

@@ -58,7 +58,7 @@ def calibrate(experiment: Experiment, net: Net, shape: tuple[int, ...], workers:
     """Measure how fast this experiment's clients work here, and keep the result for later runs."""
     before = min(time.process_time(), 10 * COMMAND)  # what the command has spent on starting, if it is one
     clients = [str(number) for number in range(max(2, experiment.partition.clients or 2))]
-    found = footprint_of(experiment, net, clients, shape)
+    net, found = net.not_fine_tuned, footprint_of(experiment, net, clients, shape)
     table = rates_by_table(experiment, net, found, workers)
     reset_peak_rss()
     size = _size(experiment, table)
@@ -95,7 +95,8 @@ class _Bench:
         train = experiment.train.model_copy(
             update={"batch": size.batch, "epochs": 1, "lr": TINY_LR, "dropout": 0.0, "rounds": self.rounds + 1000}
         )
-        run = experiment.run.model_copy(update={"eval_every": 0, "until_accuracy": None, "before_after": False})
+        update = {"eval_every": 0, "until_accuracy": None, "before_after": False, "finetune": 0}
+        run = experiment.run.model_copy(update=update)
         self.experiment = experiment.model_copy(update={"train": train, "run": run})
         self.net, self.size, self.workers = net, size, workers
         self.dataset, self.partition = _noise(net.classes, shape, workers, size, chooses=_chooses(net))

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedvit.core.finetune import finetune_epochs
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import Net, make_net, window_of
@@ -35,6 +36,7 @@ def cost(experiment: Experiment, classes: int) -> dict[str, Any]:
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         "memory_nbytes": net.memory_nbytes,
         "training_passes": plan.passes(experiment.train.epochs),
+        "finetune_epochs": finetune_epochs(plan, experiment.train.epochs),
         "probe_passes": 0,
         **_variations(experiment, classes, net),
         **plan.costs(net.bare_client()),
@@ -65,6 +67,7 @@ def _split_cost(net: Net, experiment: Experiment) -> dict[str, Any]:
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         "memory_nbytes": net.memory_nbytes,
         "training_passes": 1.0,
+        "finetune_epochs": 0,
         "probe_passes": 0,
         **costs,
     }

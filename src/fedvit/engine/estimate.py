@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedvit.core.errors import UserError
+from fedvit.core.finetune import finetune_epochs
 from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -126,9 +127,16 @@ class _Course:
         return sum(is_evaluated(number, self.experiment) for number in self.rounds)
 
     @cached_property
+    def finetune_epochs(self) -> int:
+        plan = self.net.plan
+        return finetune_epochs(plan, self.experiment.train.epochs) if isinstance(plan, Plan) else 0
+
+    @cached_property
     def cached_images(self) -> int:
         """How many images pass the frozen layers of one process or another."""
         trained = {name for cohort in self.cohorts for name in cohort}
+        if self.finetune_epochs and self.evaluations:
+            trained |= set(self.partition.seen)
         parts = [self.part(name) for name in trained]
         tested = [self.partition.clients[name] for name in self.partition.seen]
         return sum(len(part.train) + len(part.val) for part in parts) + sum(len(part.test) for part in tested)
@@ -138,6 +146,14 @@ class _Course:
             return self.partition.clients[name]
         parts = [self.partition.clients[client] for client in self.partition.seen]
         return ClientPartition(np.concatenate([part.train for part in parts]), self.partition.global_test, parts[0].val)
+
+    def finetune_seconds(self, name: str) -> float:
+        """Return the seconds of the training before a test, which is FedAvg's whatever the method's own is."""
+        if not self.finetune_epochs:
+            return 0.0
+        train, rates, images = self.experiment.train, self.rates, len(self.partition.clients[name].train)
+        epoch = math.ceil(images / train.batch) * rates.train_step + images * rates.train_image_epoch
+        return rates.train_visit + self.finetune_epochs * epoch / self.net.federated.passes(train.epochs)
 
     def train_seconds(self, name: str, *, first: bool) -> float:
         part, train, rates = self.part(name), self.experiment.train, self.rates
@@ -165,9 +181,11 @@ class _Course:
 
     def testing(self) -> float:
         """Return the seconds of all evaluations, and of the server's own model where it is tested separately."""
-        tests = [len(self.partition.clients[n].test) + len(self.partition.clients[n].val) for n in self.partition.seen]
-        first = self.shared([self.test_seconds(images, first=True) for images in tests])
-        again = self.shared([self.test_seconds(images, first=False) for images in tests])
+        parts = [self.partition.clients[name] for name in self.partition.seen]
+        training = [self.finetune_seconds(name) for name in self.partition.seen]
+        tests = [(len(part.test) + len(part.val), before) for part, before in zip(parts, training, strict=True)]
+        first = self.shared([before + self.test_seconds(images, first=True) for images, before in tests])
+        again = self.shared([before + self.test_seconds(images, first=False) for images, before in tests])
         if self.server_is_tested:
             whole = len(self.partition.global_test)
             first += self.test_seconds(whole, first=True)

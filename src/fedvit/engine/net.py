@@ -14,6 +14,7 @@ from fedvit.core import tree
 from fedvit.core.batches import ClientData, InputSettings
 from fedvit.core.client import Client, LocalSettings, Memory, Part, Predictor
 from fedvit.core.errors import UserError
+from fedvit.core.finetune import not_fine_tuned
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Plugin, own_model
 from fedvit.core.roles import Roles, assign
@@ -99,6 +100,11 @@ class Net:
         """The plan of a method that exchanges weights."""
         assert isinstance(self.plan, Plan)
         return self.plan
+
+    @property
+    def not_fine_tuned(self) -> "Net":
+        """The same without training before a test, which costs what other training costs."""
+        return replace(self, plan=not_fine_tuned(self.plan)) if isinstance(self.plan, Plan) else self
 
     @property
     def split(self) -> SplitPlan:
@@ -252,6 +258,11 @@ def _may_skip_tokens(plan: Method, roles: Roles, experiment: Experiment) -> bool
 def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
     """Refuse, rather than ignore, settings that mean nothing where activations are exchanged instead of weights."""
     run = experiment.run
+    if run.finetune:
+        raise UserError(
+            f"{experiment.label} is split learning, whose clients hold only a part of the model and cannot train it "
+            "alone: leave run.finetune out"
+        )
     if run.before_after or run.evaluate == "in_round" or experiment.train.weighting == "samples":
         raise UserError(
             f"{experiment.label} is split learning, which does not support run.before_after, run.evaluate=in_round or "

@@ -132,7 +132,8 @@ class _Probe:
                 ),
             }
         )
-        self.net, self.clients = net, list(clients)
+        self.net = net = net.not_fine_tuned
+        self.clients = list(clients)
         rng = np.random.default_rng(0)
         count = self.images + 8
         pixels = rng.integers(0, 256, (count, *shape), dtype=np.uint8)

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from fedvit.core.errors import UserError, nearest
+from fedvit.core.finetune import fine_tuned, is_fine_tuned
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
 from fedvit.methods import (
@@ -135,7 +136,20 @@ def make_plan(table: Mapping[str, Any]) -> Method:
 
 
 def plan_of(experiment: Experiment) -> Method:
-    """Return the experiment's plan: one of ours, which is made only once, or the one that was given from Python."""
+    """Return the experiment's plan with its fine-tuning, if it has one (run.finetune)."""
+    plan, epochs = _bare_plan(experiment), experiment.run.finetune
+    if not epochs or isinstance(plan, SplitPlan):
+        return plan
+    if is_fine_tuned(plan):
+        raise UserError(
+            f"{plan.name} fine-tunes as it is: leave run.finetune out, and set method.epochs={epochs} if it should be "
+            "so many epochs"
+        )
+    return fine_tuned(plan, epochs)
+
+
+def _bare_plan(experiment: Experiment) -> Method:
+    """Return the plan of [method]: one of ours, which is made only once, or the one that was given from Python."""
     if not experiment.method.get("python"):
         made: Method = experiment.keep_plan(make_plan)
         return made

@@ -1,22 +1,16 @@
 """FedAvg with fine-tuning: before its test, each client trains FedAvg's model for some epochs and then discards it.
 
+It is `fedavg` with `run.finetune`, which does the same to any method.
 Departs from the paper: there is no single paper; `epochs` defaults to the run's local epochs.
 """
 
-from collections.abc import Mapping
-from functools import partial
+from dataclasses import replace
 
-from fedvit.core.client import Client
-from fedvit.core.payload import Payload
-from fedvit.core.plan import Plan, overwrite
+from fedvit.core.finetune import fine_tuned
+from fedvit.core.plan import Plan
 from fedvit.core.settings import Count
-from fedvit.core.training import descend
-from fedvit.core.tree import Tree
-
-
-def _after_epochs(client: Client, down: Payload, epochs: int | None) -> Mapping[str, Tree]:
-    return {"personal": descend(client, overwrite(client, down), epochs=epochs, tag="finetune")}
+from fedvit.methods import fedavg
 
 
 def plan(epochs: Count | None = None) -> Plan:
-    return Plan(name="fedavg_ft", views=partial(_after_epochs, epochs=epochs))
+    return replace(fine_tuned(fedavg.plan(), epochs), name="fedavg_ft")

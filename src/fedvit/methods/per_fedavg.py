@@ -6,7 +6,7 @@ steps on training batches, whose result is then discarded.
 Departs from the paper: first order. The inner step is plain SGD at the run's learning rate (FedPerfix's code: beta =
 rate = 0.001); the outer one is the run's optimizer at beta. A last batch without a second half changes nothing, and a
 client with fewer images than two batches halves all it has. So a step costs twice as much as FedAvg's and an epoch as
-much as FedAvg's, with half the steps. If you set beta or eval_lr, it does not follow train.schedule.
+much as FedAvg's, with half the steps. If you set beta or eval_lr, it follows neither train.schedule nor train.warmup.
 """
 
 import itertools

@@ -81,8 +81,8 @@ def comparison_order(folder: Path) -> dict[str, int]:
 
 def studied_view(folders: Sequence[Path]) -> str:
     """Return whose accuracy the studies in these folders are about: the clients' own unless all say the server's."""
-    studies = [read_json(folder / "study.json", {}) for folder in folders]
-    views = {row["figures"].get("view") for study in studies for row in study.get("rows", [{"figures": {}}])}
+    files = [file for folder in folders for level in ("study.json", "*/study.json") for file in folder.glob(level)]
+    views = {row["figures"].get("view") for file in files for row in read_json(file, {}).get("rows", [])}
     return "server" if views == {"server"} else "personal"
 
 

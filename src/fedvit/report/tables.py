@@ -169,6 +169,8 @@ def cost_table(cost: Mapping[str, Any], label: str, model: str) -> Table:
     table.add_row("multiply-adds of one forward pass, per image", units.count(cost["macs_per_example"]))
     table.add_row("a client keeps between rounds", units.nbytes(cost["memory_nbytes"]))
     table.add_row("training passes per image (FedAvg: 1)", f"{cost['training_passes']:.3g}")
+    if cost.get("finetune_epochs"):
+        table.add_row("epochs of training before each test, for every client", f"{cost['finetune_epochs']:,}")
     if cost["probe_passes"]:
         table.add_row("forward passes over the probe images, per choice", f"{cost['probe_passes']:,}")
     for way, nbytes in cost.get("nbytes_last_round", {}).items():

@@ -20,7 +20,9 @@ class Part(BaseModel):
 
 
 class Reading(Part):
-    """How a file becomes an image of the run, as PIL does it; 16-bit gray levels are divided by 257 before.
+    """How a file becomes an image of the run, as PIL does it, after gray levels of more than 8 bits were scaled to 8.
+
+    `window` is the run's data.window. Without one, 16-bit gray levels are divided by 257.
 
     The whole image is converted to `mode` and squashed to `width` x `height`, and then, if `gray`, converted to gray.
     """
@@ -30,6 +32,7 @@ class Reading(Part):
     height: int
     interpolation: Literal["bilinear"] = "bilinear"
     antialias: bool = True  # PIL's resize always smooths when it shrinks
+    window: str | None = None
     gray: bool  # then convert it to 8-bit gray, and repeat that three times
 
 

@@ -255,7 +255,7 @@ def describe(opened: OpenedRun, client: str | None, window: Window = FULL, parte
         classes=split["class_names"],
         input=Inputs(size=inputs.size, mean=inputs.mean, std=inputs.std, antialias=shrinks((height, width), inputs)),
         image=image,
-        reading=Reading(width=width, height=height, gray=channels == 1),
+        reading=Reading(width=width, height=height, window=experiment.data.window, gray=channels == 1),
         precision=experiment.run.precision,
     )
 

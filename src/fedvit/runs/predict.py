@@ -18,6 +18,7 @@ from fedvit.core.files import write_csv
 from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
+from fedvit.data.decoding import decode
 from fedvit.runs.description import Description
 from fedvit.runs.export import load_model
 from fedvit.runs.folder import load_run
@@ -111,7 +112,8 @@ def hidden(path: Path) -> bool:
 def _read_image(file: Path, description: Description) -> NDArray[np.uint8]:
     """Read an image as the training images were read: in gray or color, squashed to their size."""
     height, width, channels = description.image
-    pixels = folders.decode(file, (width, height), Counter())
+    window = description.reading.window if description.reading else None
+    pixels = decode(file, (width, height), Counter(), window)
     if channels == 1:
         pixels = np.asarray(Image.fromarray(pixels).convert("L"), dtype=np.uint8)[..., None]
     return pixels

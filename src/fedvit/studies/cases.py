@@ -16,6 +16,7 @@ class Case:
     settings: Tables
     published: str = ""  # what the paper reports
     targets: tuple[float, ...] = ()  # accuracies in percent whose cost the study measures
+    costs: tuple[str, ...] = ()  # what the paper reports for a round and for every target, in its own way of counting
 
 
 def grid(

@@ -15,7 +15,7 @@ from fedvit.core.errors import UserError
 from fedvit.studies.cases import Case
 from fedvit.studies.definitions.study import Study
 from fedvit.studies.rows import Row, concerns, resolve_seeds
-from fedvit.studies.small import has_weights
+from fedvit.studies.small import has_data
 
 Which = Literal["digits", "pretrained", "paper"]
 
@@ -36,7 +36,7 @@ def choose_grid(study: Study, *, paper: bool, data: str | None, folder: Path | N
     """Choose the published grid, or the small one: on pre-trained weights if they are there, otherwise on digits."""
     if paper:
         return "paper", study.paper
-    if study.pretrained is not None and data != "digits" and has_weights(folder):
+    if study.pretrained is not None and data != "digits" and has_data(folder, study.pretrained):
         return "pretrained", study.pretrained
     return "digits", study.digits
 

@@ -91,6 +91,10 @@ def draw_study(
             figures.draw_costs(content, path, title)
         case "features":
             figures.draw_features(pictures or _pictures(rows, runs), path, title)
+        case "gains":
+            figures.draw_gains(content, path, title)
+        case "prefix":
+            figures.draw_shares(content, path, title)
         case "target":
             figures.draw_targets(content, runs, path, title)
         case "choose":

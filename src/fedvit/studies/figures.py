@@ -158,6 +158,37 @@ def draw_costs(content: Content, path: Path, title: str) -> None:
     _finish(figure, path, title)
 
 
+def draw_gains(content: Content, path: Path, title: str) -> None:
+    """Draw a curve per row: what each client gains over Local, from the smallest gain to the largest."""
+    figure, axes = plt.subplots(figsize=(8, 4.4))
+    shown = [row for row in content["rows"] if row["figures"]["gains"]]
+    for number, row in enumerate(shown):
+        gains = row["figures"]["gains"]
+        share = [100 * (i + 0.5) / len(gains) for i in range(len(gains))]
+        axes.plot(share, gains, label=row["row"], linewidth=1.4, markersize=3, **_style(number))
+    axes.axhline(0, color=INK, linewidth=0.8)
+    axes.set_xlabel("clients, %, by their gain")
+    axes.set_ylabel("gain over Local, points, last round")
+    axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
+    _plain(axes)
+    _finish(figure, path, title)
+
+
+def draw_shares(content: Content, path: Path, title: str) -> None:
+    """Draw the share of attention that goes to the prefix, by block, with a line per row."""
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for number, row in enumerate(content["rows"]):
+        shares = row["figures"]["prefix_share"]
+        axes.plot(range(1, len(shares) + 1), shares, label=row["row"], linewidth=1.4, **_style(number))
+    axes.set_ylim(0, 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("block")
+    axes.set_ylabel("share of attention to the prefix")
+    axes.legend(frameon=False, fontsize=9)
+    _plain(axes)
+    _finish(figure, path, title)
+
+
 def draw_features(pictures: Mapping[str, Any], path: Path, title: str) -> None:
     """Draw a panel per row: test images as points, colored by class."""
     across = min(len(pictures), 3)

@@ -43,7 +43,7 @@ def figures(cell: Cell, rows: Sequence[Row], folder: Path, view: str) -> dict[st
     shown = view if all(view in summary["views"] for summary in summaries) else "personal"
     views = [summary["views"][shown] for summary in summaries]
     known = all(summary["gain_over_local"] for summary in summaries)
-    known = known and all(local_of(rows, cell.row, seed) for seed in seeds)
+    known = known and all(cell.row.is_local or local_of(rows, cell.row, seed) for seed in seeds)
     gains = _unit_gains(cell, folder, first["partition"]) if known else {}
     held_out = [summary["views"]["personal"].get("val") for summary in summaries]
     return {
@@ -71,6 +71,14 @@ def _unit_gains(cell: Cell, folder: Path, partition: str) -> dict[Unit, float]:
     """Return every unit's gain over Local, from clients.csv of every seed."""
     runs = {seed: run_of(folder, cell.row, seed) for seed in cell.row.experiments}
     return by_unit({seed: {row["client"]: row["gain"] for row in run.clients} for seed, run in runs.items()}, partition)
+
+
+def gains(cell: Cell, folder: Path) -> list[float]:
+    """List what every client gains over Local, from the smallest gain to the largest; a client counts once a seed."""
+    if cell.row.is_local:
+        return []
+    runs = [run_of(folder, cell.row, seed) for seed in cell.row.experiments]
+    return sorted(row["gain"] for run in runs for row in run.clients if row["gain"] is not None)
 
 
 def _to_target(runs: Sequence[Run], view: str, target: float) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def prepare_study(
     study = STUDIES[name]
     folder = DataSettings(dir=flags.get("data_dir")).folder
     which, cases = choose_grid(study, paper=paper, data=flags.get("data"), folder=folder)
-    if study.pretrained is not None and which == "digits":
+    pretrained = any(case.settings["model"].get("pretrained") for case in study.paper)
+    if study.pretrained is not None and which == "digits" and pretrained:
         log.warning(
             "%s asks about pre-trained weights, but runs on digits from scratch: that shows the form of the study "
             "but gives no answer; set FEDVIT_DATA to a folder with office_caltech10 and the weights of ViT-Tiny",
@@ -138,6 +139,16 @@ def carry_out(plan: Prepared, workers: int | None, console: Console, *, quiet: b
         _run_all(plan, workers, console, quiet=quiet)
         rows = unique_rows(plan.cells)
         found = [measure.figures(cell, rows, plan.home, plan.study.view) for cell in plan.cells]
+    if plan.study.kind == "gains":
+        found = [
+            {**figure, "gains": measure.gains(cell, plan.home)} for cell, figure in zip(plan.cells, found, strict=True)
+        ]
+    if plan.study.kind == "prefix":
+        found = [
+            {**figure, "prefix_share": _shares(plan, cell)} for cell, figure in zip(plan.cells, found, strict=True)
+        ]
+    if plan.study.costs is not None:
+        found = [{**figure, "costs": measure.resources(cell)} for cell, figure in zip(plan.cells, found, strict=True)]
     pictures = _see(plan) if plan.study.kind == "features" else {}
     if pictures:
         seen = (pictures[cell.name].silhouette for cell in plan.cells)
@@ -167,6 +178,14 @@ def _run_all(plan: Prepared, workers: int | None, console: Console, *, quiet: bo
         )
         for done in steps:
             progress.step(done)
+
+
+def _shares(plan: Prepared, cell: Cell) -> list[float]:
+    """Return the mean over seeds of the share of attention that goes to the prefix, by block."""
+    from fedvit.studies.prefix_shares import shares_by_block
+
+    by_seed = [shares_by_block(run_of(plan.home, cell.row, seed)) for seed in cell.row.experiments]
+    return [float(share) for share in np.mean(by_seed, axis=0)]
 
 
 def _see(plan: Prepared) -> dict[str, Any]:
@@ -203,6 +222,7 @@ def _save(plan: Prepared, found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "column": cell.case.column,
                 "runs": Path(os.path.relpath(plan.home / (cell.row.place or cell.row.label), folder)).as_posix(),
                 "published": cell.case.published or None,
+                "published_costs": list(cell.case.costs),
                 "settings": {k: v for k, v in flat.items() if k not in common and k != "run.seed"},
                 "figures": figure,
             }

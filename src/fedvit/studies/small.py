@@ -82,7 +82,10 @@ RESNET18: Tables = {"model": {"name": "resnet18", "image_size": 32}}
 
 def methods(*names: str) -> dict[str, Tables]:
     """Make rows of these methods, with the options of FedPerfix's tables and rates for AdamW from random weights."""
-    own = {"apfl": fedperfix.OWN["apfl"][0], "per_fedavg": method("per_fedavg", lr=2e-4)}
+    last = fedperfix.OWN["fedperfix_last_block"][0]
+    own = {
+        "apfl": fedperfix.OWN["apfl"][0], "per_fedavg": method("per_fedavg", lr=2e-4), "fedperfix_last_block": last,
+    }  # fmt: skip
     return {name: own.get(name, method(name)) for name in names}
 
 
@@ -129,7 +132,21 @@ def federation_of(clients: int, cohort: int) -> Tables:
     return {"partition": {"clients": clients}, "train": {"cohort": cohort}}
 
 
+TABLE2_ROWS = methods(
+    "local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu", "fedper", "vanilla_attention", "fedperfix",
+    "fedperfix_last_block",
+)  # fmt: skip
+TABLE2_COLUMNS: dict[str, Tables] = {  # small images, X-rays and photos by domain, as in the paper
+    "CIFAR-100": {"data": {"name": "cifar100_small", "samples": 4000}, "partition": {"alpha": 0.1}},
+    "PneumoniaMNIST": PNEUMONIA,
+    "Office-Caltech": {
+        "data": {"layout": "domain", "test": 0.15},
+        "partition": {"name": "domain", "alpha": 1.0},
+    },
+}
 TABLE3_ROWS = methods("local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu", "fedper")
+SCALES = {f"s={s:g}": method("fedperfix", combine="concat", s=s) for s in (0.5, 1.5, 3.0)}
+TABLE6_ROWS = ("fedperfix", "prefix_z", "prefix_r", "prompts", "adapters")
 TABLE4_ROWS = methods("local", "fedavg", "apfl", "fedper", "fedperfix")
 ON_TINY = tunes(TINY_RATES)
 SPLIT_PANELS: dict[str, dict[str, Tables]] = {
@@ -154,7 +171,10 @@ EDIT_PANELS: dict[str, dict[str, Tables]] = {
 }
 
 
-def has_weights(folder: Path | None) -> bool:
-    """Tell whether the data folder has the images and weights for the grids on pre-trained weights."""
-    needed = (IMAGENET["data"]["name"], IMAGENET["model"]["weights"])
-    return folder is not None and all((folder / name).exists() for name in needed)
+def has_data(folder: Path | None, cases: Sequence[Case]) -> bool:
+    """Tell whether the data folder has the images and weights of these cases."""
+    if folder is None:
+        return False
+    data = {str(case.settings["data"]["name"]) for case in cases}
+    weights = {str(name) for case in cases if (name := case.settings["model"].get("weights"))}
+    return all((folder / name).exists() or (folder / f"{name}.npz").is_file() for name in data | weights)

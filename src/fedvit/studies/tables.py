@@ -74,6 +74,10 @@ def study_tables(content: Content, study: Study, title: str) -> list[Table]:
             return [_target_rows(content, title)]
         case "choose":
             return [_chosen_rows(content, study, title)]
+        case "gains":
+            return [_gain_rows(content, title)]
+        case "prefix":
+            return [_share_rows(content, title)]
     columns = list(dict.fromkeys(row["column"] for row in content["rows"]))
     return [_matrix(content, study, columns, title) if len(columns) > 1 else _plain_rows(content, title)]
 
@@ -129,6 +133,11 @@ def _matrix(content: Content, study: Study, columns: Sequence[str], title: str) 
         table.add_column(escape(column), justify="right", overflow="fold")
     if "overall" in content:
         table.add_column("overall", justify="right")
+    if study.costs is not None:
+        for name in ("storage,\nnumbers", "sent one way,\nnumbers", "training\nMACs / image"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.caption = f"costs: exact numbers for {columns[0]}; published: storage, FLOPs, sent, in 2^20"
+        table.caption_justify = "left"
     cells = {(row["row"], row["column"]): row for row in content["rows"]}
     best = {c: max(r["figures"]["accuracy"] for r in content["rows"] if r["column"] == c) for c in columns}
     for name in dict.fromkeys(row["row"] for row in content["rows"]):
@@ -143,7 +152,54 @@ def _matrix(content: Content, study: Study, columns: Sequence[str], title: str) 
             line.append(f"{text}\n[dim]{row['published']}[/]" if row["published"] else text)
         if "overall" in content:
             line.append(f"{content['overall'][name]:.1f}" if name in content["overall"] else "")
+        if study.costs is not None:
+            line += _costs_of(cells[name, next(c for c in columns if (name, c) in cells)], study.costs, content["grid"])
         table.add_row(escape(name), *line)
+    if study.note and content["grid"] == "paper":
+        table.caption, table.caption_justify = study.note, "left"
+    return table
+
+
+def _costs_of(row: Mapping[str, Any], published: Mapping[str, str], grid: str) -> list[str]:
+    """Write a row's storage, numbers sent and multiply-adds, with the published ones below if it is their model."""
+    f = row["figures"]["costs"]
+    ours = [f"{f[key]:,}" for key in ("storage", "communication", "training_macs_per_example")]
+    if grid != "paper" or row["row"] not in published:
+        return ours
+    storage, flops, sent = published[row["row"]].split()
+    return [f"{text}\n[dim]{theirs}M[/]" for text, theirs in zip(ours, (storage, sent, flops), strict=True)]
+
+
+def _gain_rows(content: Content, title: str) -> Table:
+    """Show the gains over Local of every row's clients: their mean, their range and how many lose."""
+    table = plain_table(f"{title}\npoints of personal accuracy over Local, per client and seed")
+    table.add_column("row", overflow="fold", min_width=10)
+    for name in ("accuracy %", "mean\ngain", "smallest", "median", "largest", "clients\nthat lose"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in content["rows"]:
+        found = row["figures"]["gains"]
+        ranks = (found[0], found[len(found) // 2], found[-1]) if found else ()
+        table.add_row(
+            escape(row["row"]),
+            _accuracy(row["figures"]),
+            "-" if not found else f"{sum(found) / len(found):+.1f}",
+            *(f"{value:+.1f}" for value in ranks) if found else ("-",) * 3,
+            f"{sum(gain < 0 for gain in found)} of {len(found)}" if found else "-",
+        )
+    return table
+
+
+def _share_rows(content: Content, title: str) -> Table:
+    """Show the share of attention that goes to the prefix, by block."""
+    table = plain_table(f"{title}\nlambda: share of attention to the prefix, mean over heads, tokens and test images")
+    table.add_column("row", overflow="fold", min_width=7)
+    table.add_column("accuracy %", justify="right", no_wrap=True)
+    blocks = len(content["rows"][0]["figures"]["prefix_share"])
+    for number in range(1, blocks + 1):
+        table.add_column(f"block\n{number}", justify="right", no_wrap=True)
+    for row in content["rows"]:
+        f = row["figures"]
+        table.add_row(escape(row["row"]), _accuracy(f), *(f"{share:.2f}" for share in f["prefix_share"]))
     return table
 
 
@@ -200,10 +256,15 @@ def _target_rows(content: Content, title: str) -> Table:
         table.add_row(
             *((escape(row["column"]), escape(row["row"])) if several else (escape(row["row"]),)),
             f"{f['accuracy']:.1f}",
-            units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]),
+            _beside(units.nbytes((f["nbytes_run"]["down"] + f["nbytes_run"]["up"]) / f["rounds"]), row, 0),
             *(
-                "-" if t["rounds"] is None else f"{t['rounds']:.3g}, {units.nbytes(t['nbytes'])}"
-                for t in f["to_target"]
+                _beside(
+                    "-" if t["rounds"] is None else f"{t['rounds']:.3g}, {units.nbytes(t['nbytes'])}",
+                    row,
+                    number,
+                    "" if t["paper_mb"] is None else f"one way {t['paper_mb']:.4g}MB, ",
+                )
+                for number, t in enumerate(f["to_target"], 1)
             ),
             *[""] * (most - len(f["to_target"])),
             row["published"] or "-",
@@ -211,8 +272,16 @@ def _target_rows(content: Content, title: str) -> Table:
     table.caption = (
         "targets are fixed in advance; bytes are of all clients, both ways; - means not reached by every seed"
     )
+    if any(row.get("published_costs") for row in content["rows"]):
+        table.caption += "; in the second lines, as the paper counts: one way, in units of 2^20 bytes"
     table.caption_justify = "left"
     return table
+
+
+def _beside(ours: str, row: Mapping[str, Any], number: int, same_units: str = "") -> str:
+    """Put a paper's cost below ours, and ours in the paper's units before it."""
+    costs = row.get("published_costs")
+    return f"{ours}\n[dim]{same_units}published {costs[number]}[/]" if costs else ours
 
 
 def _cost_rows(content: Content, study: Study, title: str) -> Table:

@@ -12,9 +12,12 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import fedvit
+from fedvit.cli.inspect import catalogue
 from fedvit.cli.main import app
+from fedvit.cli.settings_page import settings_markdown
 from fedvit.engine import net
 from fedvit.methods import METHODS
+from fedvit.methods.tunes import TUNES
 from fedvit.models.build import ModelSettings, build
 from fedvit.report.plots import draw_comparison
 from fedvit.runs import models
@@ -345,6 +348,17 @@ def test_methods_lists_every_method() -> None:
 def test_every_method_file_says_how_it_departs_from_its_paper() -> None:
     for function in METHODS.values():
         assert "Departs from the paper:" in (sys.modules[function.__module__].__doc__ or "")
+
+
+def test_every_tune_says_how_it_departs_from_its_paper_and_shows_it() -> None:
+    tunes = {entry["name"]: entry["departs"] for entry in catalogue("tunes")}
+    assert list(tunes) == list(TUNES)
+    assert all(tunes.values())
+    shown, page = call("methods")[1], settings_markdown()
+    for name, word in (("adapter", "up-projection"), ("prompt", "pseudo-code")):
+        assert word in tunes[name]
+        assert word in " ".join(shown.split())
+        assert tunes[name] in page
 
 
 def test_the_defaults_that_help_names_are_the_real_ones() -> None:

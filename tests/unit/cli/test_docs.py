@@ -1,5 +1,6 @@
 """The documentation's Python is run as it stands."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def test_the_worked_example_of_patients_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDVIT_DATA", str(shared_data))
-    (snippet,) = (block for block in blocks("data.md") if "manifest.csv" in block)
+    (snippet,) = (block for block in blocks("data.md") if "pneumoniamnist" in block)
     exec(compile(snippet, "data.md", "exec"), {})
     result = CliRunner().invoke(app, ["partition", "--data", "xray/manifest.csv", "--set", "data.val=0.2"])
     assert result.exit_code == 0, result.output
@@ -41,6 +42,13 @@ def test_the_worked_example_of_patients_runs(
     rows = [line.rstrip() for line in result.stdout.splitlines() if len(line.split()) == 8]
     assert len(rows) == 4
     assert all(row in page for row in rows)
+
+    pytest.importorskip("pydicom")
+    (snippet,) = (block for block in blocks("data.md") if "pydicom" in block)
+    exec(compile(snippet, "data.md", "exec"), {})
+    result = CliRunner().invoke(app, ["datasets", "scans", "--set", "data.patient=dicom", "--json"])
+    assert result.exit_code == 0, result.output
+    assert [site["patients"] for site in json.loads(result.stdout)["patients"].values()] == [48, 47, 48, 48]
 
 
 def test_the_method_of_the_guide_runs(tmp_path: Path) -> None:

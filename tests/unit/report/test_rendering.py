@@ -124,6 +124,9 @@ def test_a_target_is_that_of_the_view_asked_for_or_of_the_study(tmp_path: Path) 
     assert "round 2," in shown("server")
     (folder / "study.json").write_text(json.dumps({"rows": [{"figures": {"view": "server"}}]}))
     assert "round 2," in shown()
+    (folder / "table2").mkdir()
+    (folder / "study.json").rename(folder / "table2" / "study.json")  # where a paper's studies share their runs
+    assert "round 2," in shown()
     assert "that of the server's model" in shown()
     assert "round 1," in shown("personal")
     with pytest.raises(UserError, match="no run has the view 'serve'; they have personal, server"):

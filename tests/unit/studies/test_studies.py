@@ -32,6 +32,7 @@ from fedvit.studies.features import picture
 from fedvit.studies.measure import estimates
 from fedvit.studies.published import fedpeft, fedperfix
 from fedvit.studies.published.common import method, rows_of, settings_of
+from fedvit.studies.tables import study_tables
 from tests.conftest import finish, tiny
 from tests.contract.test_killed import started
 
@@ -42,6 +43,9 @@ FEW = {**TINY, "clients": 8, "cohort": 2}
 TEN = {**TINY, "clients": 10, "cohort": 4}
 FLAGS: dict[str, dict[str, Any]] = {  # what a study varies may not be set
     "sensitivity": FEW,
+    "fedperfix-table2": FEW,
+    "fedperfix-figure3": FEW,
+    "fedperfix-lambda": FEW,
     "backbones": {"rounds": 1, "epochs": 1, "samples": 400, "image_size": 16, "clients": 4, "cohort": 1},
     "settings": TINY,
     "sizes": {**FEW, "samples": 240, "clients": 4},
@@ -90,7 +94,10 @@ def carried_out(plan: studying.Prepared, folder: Path) -> dict[str, Any]:
 
 
 def narrowed(plan: studying.Prepared) -> studying.Prepared:
-    """The first and the last column of a wide grid; all columns where each has rows of its own."""
+    """The first and the last column of a wide grid, and some rows of a long one; all where columns have their own."""
+    if plan.study.costs is not None or plan.study.kind == "gains":
+        rows = ("local", "fedavg", "fedperfix", "fedperfix_last_block")
+        return replace(plan, cells=[cell for cell in plan.cells if cell.case.row in rows])
     columns = list(dict.fromkeys(cell.case.column for cell in plan.cells))
     if plan.study.kind == "choose" or len(columns) < 3:
         return plan
@@ -121,6 +128,38 @@ def check_sensitivity(folder: Path, content: Content) -> None:
     assert set(content["overall"]) == {"patch_embed", "pos_embed", "norm", "attn", "mlp"}
     assert content["overall"]["attn"] == pytest.approx((alone["accuracy"] + both["accuracy"]) / 2)
     assert figures(content, "mlp", "alone")["gain_over_local"] is not None  # all_local is Local
+
+
+def check_table2(folder: Path, content: Content) -> None:
+    """Accuracies with the cost of every row; the authors' last block stays at home."""
+    sent = {}
+    for row in content["rows"]:
+        f = row["figures"]
+        assert 4 * f["costs"]["communication"] == f["nbytes"]["up"]
+        assert f["costs"]["storage"] >= f["params"]["total"]
+        sent[row["row"]] = f["nbytes"]["up"]
+    assert sent["local"] == 0 < sent["fedperfix_last_block"] < sent["fedperfix"] < sent["fedavg"]
+    assert {row["settings"].get("partition.alpha") for row in content["rows"]} == {0.3, 0.1}
+
+
+def check_gains(folder: Path, content: Content) -> None:
+    """What every client gains over Local, as its own files say."""
+    for row in content["rows"]:
+        run, local = run_of(folder, row), run_of(folder, cell(content, "local"))
+        alone = {client["client"]: client["personal_accuracy"] for client in local.clients}
+        gains = sorted(client["personal_accuracy"] - alone[client["client"]] for client in run.clients)
+        assert row["figures"]["gains"] == ([] if row["row"] == "local" else pytest.approx(gains))
+        assert len(gains) == 8
+
+
+def check_shares(folder: Path, content: Content) -> None:
+    """A share for each of the four blocks; at the start it is near one half, because there are as many prefix rows."""
+    for row in content["rows"]:
+        shares = row["figures"]["prefix_share"]
+        assert len(shares) == 4
+        assert all(0.2 < share < 0.8 for share in shares)
+    first, *_, last = (row["figures"]["prefix_share"] for row in content["rows"])
+    assert first != last
 
 
 def check_backbones(folder: Path, content: Content) -> None:
@@ -203,6 +242,8 @@ def check_scarcity(folder: Path, content: Content) -> None:
     for row in content["rows"]:
         clients = run_of(folder, row).clients
         assert sum(c["train_samples"] + c["test_samples"] for c in clients) == row["settings"]["data.samples"]
+        wanted = int(row["column"].split()[0])  # K counts training images, as in the paper
+        assert sum(c["train_samples"] for c in clients) == pytest.approx(wanted, abs=len(clients) / 2)
 
 
 def check_lr(folder: Path, content: Content) -> None:
@@ -300,6 +341,9 @@ def check_features(folder: Path, content: Content) -> None:
 
 CHECKS: dict[str, Callable[[Path, Content], None]] = {
     "sensitivity": check_sensitivity,
+    "fedperfix-table2": check_table2,
+    "fedperfix-figure3": check_gains,
+    "fedperfix-lambda": check_shares,
     "backbones": check_backbones,
     "settings": check_settings,
     "sizes": check_sizes,
@@ -510,6 +554,7 @@ def test_paper_rows_resolve_and_differ(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "table"),
     [
+        ("fedperfix-table2", "fedperfix/table2"),
         ("backbones", "fedperfix/table3"),
         ("settings", "fedperfix/table4"),
         ("sizes", "fedperfix/table5"),
@@ -548,10 +593,42 @@ def test_fedpeft_settings_are_the_published_ones() -> None:
     assert communication["shufflenet_x8", "PCam"][1].train.lr == 0.1
     scarcity = {case.column: e.data.samples for case, e in resolved("scarcity")}
     assert scarcity == {"1000 images": 1000, "1500 images": 1500, "2000 images": 2000}
-    grid = {(case.column, e.train.lr) for case, e in resolved("lr")}
-    assert len(grid) == 30
+    grid = {(case.column, e.train.lr): case for case, e in resolved("lr")}
+    assert len(grid) == 330
+    best = {column: rate for (column, rate), case in grid.items() if case.published == "best"}
+    assert len(best) == 55
+    assert best["N=64 M=8 skewed, full"] == 5e-4
+    assert best["1000 images, adapter"] == 1e-3
+    assert best["N=64 M=64 skewed, head"] == 5e-3
+    assert communication["head_x64", "CIFAR-100"][1].train.lr == 5e-3  # as Table 8 says for 64 clients per round
+    assert communication["head_x64", "PCam"][1].data.join_val is False
     assert {rate for _, rate in grid} == {1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2}
     assert all(e.data.val > 0 for _, e in resolved("lr"))
+
+
+def test_fedpefts_costs_stand_beside_ours_in_the_papers_units() -> None:
+    cases = {(case.row, case.column): case for case, _ in resolved("fedpeft-table2")}
+    assert cases["bias_x8", "CIFAR-100"].costs == ("5.49MB", "38.34MB (7 rounds)", "115.29MB (21 rounds)")
+    assert cases["full_x1", "CIFAR-100"].costs == ("328MB", "-", "-")
+    assert cases["head_x64", "PCam"].costs == ("19.53MB", "-", "-")
+    reached = [{"target": 85.0, "rounds": 6.0, "nbytes": 84e6, "paper_mb": 40.05}]
+    reached.append({"target": 90.0, "rounds": None, "nbytes": None, "paper_mb": None})  # type: ignore[dict-item]
+    figures = {"view": "server", "accuracy": 89.0, "nbytes_run": {"down": 7e6, "up": 7e6}, "rounds": 1.0}
+    row = {"row": "bias_x8", "column": "", "published": "91.02", "figures": {**figures, "to_target": reached}}
+    costs = {"published_costs": cases["bias_x8", "CIFAR-100"].costs}
+    study = STUDIES["fedpeft-table2"]
+    console = Console(record=True, width=200, file=io.StringIO())
+    for content in ({"rows": [row]}, {"rows": [{**row, **costs}]}):
+        console.print(*study_tables(content, study, "a title"))
+    plain, beside = console.export_text().split("a title")[1:]
+    assert "published 5" not in plain
+    for words in (
+        "published 5.49MB",
+        "one way 40.05MB, published 38.34MB (7 rounds)",
+        "published 115.29MB (21 rounds)",
+    ):
+        assert words in beside
+    assert "one way, in units of 2^20 bytes" in beside
 
 
 def test_pfededit_settings_are_the_published_ones() -> None:
@@ -606,6 +683,13 @@ def test_pre_trained_weights_are_used_where_they_are(tmp_path: Path, caplog: pyt
     assert choose_grid(study, paper=False, data=None, folder=None)[0] == "digits"
     assert choose_grid(study, paper=True, data=None, folder=None)[0] == "paper"
     assert choose_grid(STUDIES["dh"], paper=False, data=None, folder=tmp_path)[0] == "digits"
+    three = STUDIES["fedperfix-table2"]  # it needs two more files
+    assert choose_grid(three, paper=False, data=None, folder=tmp_path)[0] == "digits"
+    for name in ("cifar100_small.npz", "pneumoniamnist.npz"):
+        (tmp_path / name).touch()
+    assert choose_grid(three, paper=False, data=None, folder=tmp_path)[0] == "pretrained"
+    prepared("fedperfix-table2")
+    assert "from scratch" not in caplog.text  # as in the paper
     with caplog.at_level(logging.WARNING):
         prepared("scarcity")
     assert "from scratch" in caplog.text

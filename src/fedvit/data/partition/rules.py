@@ -157,7 +157,10 @@ def _patients_held_out(counts: Counts, indices: Indices, ask: Request) -> tuple[
 
 
 def dirichlet_train(dataset: Dataset, ask: Request) -> Partition:
-    """FedPEFT: partition the training set by Dir(alpha) per class; test images follow each client's class mix."""
+    """FedPEFT: partition the training set by Dir(alpha) per class; test images follow each client's class mix.
+
+    As in FedPerfix's code, clients that are full get no more images; FedPEFT does not mention such a cap.
+    """
     train, test = _official(dataset, ask)
     counts = _dirichlet_counts(dataset.labels[train], dataset.classes, ask)
     return _by_shares(dataset, train, test, _normalised(counts), ask.generator)

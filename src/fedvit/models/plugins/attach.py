@@ -272,17 +272,29 @@ def _attend_with_prefix(
     """Run self-attention over the tokens and, in addition, the prefix's keys and values (eq. 3 of FedPerfix)."""
     if attn_mask is not None or is_causal:
         raise ValueError("a concatenated prefix does not work with an attention mask")
-    batch, tokens, _dim = x.shape
-    shape = (batch, -1, 3, attn.num_heads, attn.head_dim)
-    q, k, v = attn.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
-    q, k = attn.q_norm(q), attn.k_norm(k)
-    shape = (batch, -1, 2, attn.num_heads, attn.head_dim)
-    prefix_k, prefix_v = prefix(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k, v, prefix_k, prefix_v = _heads_of(attn, prefix, x)
     out = F.scaled_dot_product_attention(
         q,
         torch.cat([prefix_k, k], dim=2),
         torch.cat([prefix_v, v], dim=2),
         dropout_p=attn.attn_drop.p if attn.training else 0.0,
     )
-    out = attn.norm(out.transpose(1, 2).reshape(batch, tokens, -1))
+    out = attn.norm(out.transpose(1, 2).reshape(*x.shape[:2], -1))
     return attn.proj_drop(attn.proj(out))  # type: ignore[no-any-return]
+
+
+def _heads_of(attn: Any, prefix: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """Return queries, keys and values of the tokens, and the prefix's keys and values: (batch, heads, rows, width)."""
+    shape = (x.shape[0], -1, 3, attn.num_heads, attn.head_dim)
+    q, k, v = attn.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    shape = (x.shape[0], -1, 2, attn.num_heads, attn.head_dim)
+    prefix_k, prefix_v = prefix(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v, prefix_k, prefix_v
+
+
+def prefix_share(attn: Any, prefix: nn.Module, x: Tensor) -> Tensor:  # (batch, heads, tokens)
+    """Return the share of a token's attention that goes to a concatenated prefix: lambda(x) in eq. 6 of FedPerfix."""
+    q, k, _, prefix_k, _ = _heads_of(attn, prefix, x)
+    weights: Tensor = (q @ torch.cat([prefix_k, k], dim=2).transpose(2, 3) / attn.head_dim**0.5).softmax(dim=-1)
+    return weights[..., : prefix_k.shape[2]].sum(dim=-1)

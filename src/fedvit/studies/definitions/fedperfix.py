@@ -9,7 +9,7 @@ from fedvit.studies.definitions.study import Study
 from fedvit.studies.published import fedperfix
 
 TABLE2 = [replace(case, column="") for case in of_table(fedperfix.TABLE2) if case.column == "CIFAR-100"]
-COSTS = [replace(case, published=fedperfix.COSTS[case.row]) for case in TABLE2]
+COSTS = [replace(case, published=fedperfix.COSTS[case.row]) for case in TABLE2 if case.row in fedperfix.COSTS]
 
 STUDIES: dict[str, Study] = {
     "fedperfix-table1": Study(
@@ -23,6 +23,22 @@ STUDIES: dict[str, Study] = {
         paper=of_table(fedperfix.TABLE1),
         minutes=(6, None),
         overall=True,
+    ),
+    "fedperfix-table2": Study(
+        asks="Which method gives the clients the best models, and at what cost?",
+        source="FedPerfix, Table 2",
+        kind="accuracy",
+        view="personal",
+        columns="data",
+        digits=grid(
+            small.DIGITS,
+            small.TABLE2_ROWS,
+            {"digits, Dir(0.3)": {}, "digits, Dir(0.1)": {"partition": {"alpha": 0.1}}},
+        ),
+        pretrained=grid(small.BRIEF, small.TABLE2_ROWS, small.TABLE2_COLUMNS),
+        paper=of_table(fedperfix.TABLE2),
+        minutes=(14, 40),
+        costs=fedperfix.COSTS,
     ),
     "resources": Study(
         asks="What does each method store, compute and send?",
@@ -105,8 +121,30 @@ STUDIES: dict[str, Study] = {
         kind="accuracy",
         view="personal",
         columns="",
-        digits=grid(small.DIGITS, small.methods("local", "fedperfix", "prefix_z", "prefix_r", "prompts", "adapters")),
+        digits=grid(small.DIGITS, small.methods("local", *small.TABLE6_ROWS)),
         paper=of_table(fedperfix.TABLE6),
         minutes=(5, None),
+    ),
+    "fedperfix-figure3": Study(
+        asks="What does every single client gain over Local?",
+        source="FedPerfix, Figure 3",
+        kind="gains",
+        view="personal",
+        columns="",
+        digits=grid(small.DIGITS, small.TABLE2_ROWS),
+        pretrained=grid(small.BRIEF, small.TABLE2_ROWS, {"": small.TABLE2_COLUMNS["CIFAR-100"]}),
+        paper=[replace(case, published="") for case in TABLE2],
+        minutes=(7, 13),
+    ),
+    "fedperfix-lambda": Study(
+        asks="Which share of attention goes to the concatenated prefixes of equation 6?",
+        source="FedPerfix, equation 6",
+        kind="prefix",
+        view="personal",
+        columns="",
+        digits=grid(small.DIGITS, small.SCALES),
+        paper=grid(fedperfix.SETTINGS, small.SCALES),
+        minutes=(1, None),
+        seeds=(0,),
     ),
 }

@@ -1,12 +1,12 @@
 """What a study is: data, which `fedvit.studies.run` runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from fedvit.studies.cases import Case
 
-Kind = Literal["accuracy", "choose", "target", "cost", "features"]
+Kind = Literal["accuracy", "choose", "target", "cost", "gains", "features", "prefix"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Study:
     pre-trained on ImageNet; it replaces `digits` if the data folder has both. `paper` is the published grid.
 
     The kind `choose` marks the best row of every column on validation images, `target` measures what it costs to reach
-    given accuracies, `cost` trains nothing, and `features` draws what the models see.
+    given accuracies, `cost` trains nothing, `gains` draws what every client gains over Local, `features` draws what the
+    models see, and `prefix` shows the share of attention that goes to concatenated prefixes.
     """
 
     asks: str
@@ -32,5 +33,6 @@ class Study:
     seeds: tuple[int, ...] = (0, 1, 2)  # on digits; a grid on pre-trained weights has seed 0
     paper_seeds: tuple[int, ...] = ()  # of the published grid; if empty, the one in its settings
     overall: bool = False  # also report the mean over the columns
-    note: str = ""  # the caption of a table of costs
+    note: str = ""  # the caption of a table of costs, or of a matrix of the published grid
+    costs: Mapping[str, str] | None = None  # published beside the accuracies, which then show ours as well
     aka: tuple[str, ...] = ()  # the study's other names

@@ -4,6 +4,8 @@ The paper counts one direction in units of 2^20 bytes, and rounds the weights to
 fine-tuning to a megabyte, and every round's cost before it multiplies it by the rounds.
 """
 
+from collections.abc import Mapping, Sequence
+
 UNIT = 2**20
 MILLIONS = {"full": 85.88, "head": 0.08, "shufflenet": 0.44, "bias": 0.18, "adapter": 0.23, "prompt": 0.17}
 COSTS = {  # of Table 1: a round of all its clients, by our name of the row
@@ -15,7 +17,9 @@ TARGETS = {  # of Table 2, in percent
     "CIFAR-100": (85.0, 90.0),
     "PCam": (75.0, 80.0),
 }
-TO_TARGET = {  # of Table 2: what reaching the two targets of a column costs, and after how many rounds that is
+TO_TARGET: Mapping[
+    str, Mapping[str, Sequence[tuple[str, int] | None]]
+] = {  # of Table 2: what reaching the two targets of a column costs, and after how many rounds that is
     "CIFAR-100": {
         "full_x8": (("10.24GB", 4), ("25.6GB", 10)),
         "full_x4": (("16.64GB", 13), ("51.2GB", 40)),
@@ -36,6 +40,13 @@ TO_TARGET = {  # of Table 2: what reaching the two targets of a column costs, an
     },
 }
 MISPRINTS = {"38.34MB": "38.43MB"}  # seven rounds of 5.49 MB
+
+
+def printed_costs(row: str, column: str) -> tuple[str, ...]:
+    """Return what the paper prints for a round of a row, and for its targets where Table 2 has the row."""
+    cells = TO_TARGET[column].get(row, (None, None))
+    words = ["-" if cell is None else f"{cell[0]} ({cell[1]} rounds)" for cell in cells]
+    return (COSTS[row], *words)
 
 
 def cost_of_round(tune: str, clients: int) -> str:
