@@ -72,6 +72,11 @@ def check_question(question: Question) -> None:
                 f"advise chooses the method, the tune and the learning rate: leave out --set {path}; "
                 "`fedvit compare` compares what you name"
             )
+        if path in ("run.finetune", "finetune"):
+            raise UserError(
+                f"advise compares methods as they are, and some fine-tune already: leave out --set {path}, "
+                "and add it to the command that advise prints"
+            )
     for flag, value in (("--link-mbit", question.link_mbit), ("--max-minutes", question.max_minutes)):
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise UserError(f"{flag} expects a number above 0, found {value:g}")

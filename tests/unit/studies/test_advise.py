@@ -368,6 +368,7 @@ def test_a_limit_in_minutes_means_fewer_rounds(tmp_path: Path) -> None:
         (["--clients", 1], "advice is about two clients or more, found 1"),
         (["--set", "train.lr=0.1"], "leave out --set train.lr"),
         (["--set", "method.mu=0.1"], "leave out --set method.mu"),
+        (["--set", "run.finetune=1"], "leave out --set run.finetune"),
         (["--link-mbit", 0], "--link-mbit expects a number above 0"),
         (["--max-minutes", -1], "--max-minutes expects a number above 0"),
         (["--method", "fedper"], "No such option"),
