@@ -50,6 +50,7 @@ OPEN = {  # what holds for every file of a paper; docs/experiments.md says more
 
 ALONE = {"local": method("local", lr=0.001)}
 FORK = {"apfl": fedperfix.OWN["apfl"][0]}
+LAST_BLOCK = {"fedperfix_last_block": method("fedperfix", last_block=True)}
 
 
 def small_fedperfix(samples: int, clients: int, rounds: int, size: int) -> Tables:
@@ -111,8 +112,19 @@ TWINS = [
         "16 clients of 4,000 CIFAR-100 images, Dir(0.1), 12.5 % a round, as in the paper; a pre-trained ViT-Tiny "
         "instead of ViT-Small from scratch.",
         SMALL_TABLE2,
-        ("local", "fedavg", "apfl", "per_fedavg", "fedbn", "fedbabu", "fedper", "vanilla_attention", "fedperfix"),
-        {**ALONE, **FORK, "per_fedavg": method("per_fedavg", lr=0.0002)},
+        (
+            "local",
+            "fedavg",
+            "apfl",
+            "per_fedavg",
+            "fedbn",
+            "fedbabu",
+            "fedper",
+            "vanilla_attention",
+            "fedperfix",
+            "fedperfix_last_block",
+        ),
+        {**ALONE, **FORK, **LAST_BLOCK, "per_fedavg": method("per_fedavg", lr=0.0002)},
     ),
     Twin(
         "fedperfix/table3",
@@ -142,8 +154,8 @@ TWINS = [
         "The settings of Table 2's twin, whose finished rows are found again. On pre-trained weights fedperfix starts "
         "its prefixes at zero.",
         SMALL_TABLE2,
-        ("local", "fedperfix", "prefix_z", "prefix_r", "prompts", "adapters"),
-        ALONE,
+        ("local", "fedperfix", "fedperfix_last_block", "prefix_z", "prefix_r", "prompts", "adapters"),
+        {**ALONE, **LAST_BLOCK},
     ),
     Twin(
         "pfededit/table1",

@@ -75,6 +75,7 @@ def overridden(module: nn.Module) -> dict[str, object]:
 @pytest.mark.parametrize("case", MODELS)
 def test_sharing_activations_changes_no_prediction(case: str, tmp_path: Path) -> None:
     flags, sets = MODELS[case]
+    torch.manual_seed(0)  # some weights of a small DenseNet reach no prediction under other seeds
     made = MODULES[case]() if case in MODULES else None
     own = FromPython(module=made if made is None or isinstance(made, DenseNet) else Tokens(made))
     settings = {**TINY, "method": "pfededit", **flags}

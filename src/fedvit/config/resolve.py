@@ -184,7 +184,7 @@ def _choose_device(run: RunSettings) -> str:
 
 
 def _default_optimizer(experiment: Experiment) -> str:
-    if isinstance(plan_of(experiment), SplitPlan):
+    if _split_plan(experiment) is not None:
         return "adam"
     return "adamw" if experiment.model.from_scratch else "sgd"
 
@@ -194,7 +194,7 @@ def _default_clip(experiment: Experiment) -> float:
 
     Split plans do not by default: their clients train with Adam, whose steps are bounded.
     """
-    learns_whole = not isinstance(plan_of(experiment), SplitPlan)
+    learns_whole = _split_plan(experiment) is None
     return CLIP_GRAD if learns_whole and not experiment.model.from_scratch else 0.0
 
 
@@ -211,14 +211,20 @@ def _tunes_lr(experiment: Experiment) -> float:
 
 def _trains_the_tail(experiment: Experiment) -> bool:
     """Return whether train.lr is by default the rate of a tail alone: a split plan's, with a pre-trained head."""
-    plan = plan_of(experiment)
-    return isinstance(plan, SplitPlan) and plan.tail_suffices and not experiment.model.from_scratch
+    plan = _split_plan(experiment)
+    return plan is not None and plan.tail_suffices and not experiment.model.from_scratch
+
+
+def _split_plan(experiment: Experiment) -> SplitPlan | None:
+    """Return the plan if it is one of split learning, which a plan from Python never is."""
+    plan = None if experiment.method.get("python") else plan_of(experiment)
+    return plan if isinstance(plan, SplitPlan) else None
 
 
 def _with_split_rates(experiment: Experiment, lr: float) -> dict[str, Any]:
     """Fill in the rates of a split plan's head and body, where they are not given."""
-    table, plan = experiment.method, plan_of(experiment)
-    if not isinstance(plan, SplitPlan):
+    table = experiment.method
+    if _split_plan(experiment) is None:
         return table
     head, body = (0.0, _tunes_lr(experiment) / 5) if _trains_the_tail(experiment) else (lr, lr)
     return {key: {"client_head_lr": head, "server_lr": body}.get(key) if v is None else v for key, v in table.items()}

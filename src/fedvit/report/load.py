@@ -53,6 +53,7 @@ def run_folders(folder: Path) -> list[Path]:
         alone = folder / LOCAL  # of `fedvit run --also local`
         return [folder, alone] if (alone / "run.toml").is_file() else [folder]
     below = sorted(path.parent for depth in range(1, DEEPEST + 1) for path in folder.glob("*/" * depth + "run.toml"))
+    below = [path for path in below if path.relative_to(folder).parts[0] != "search"]  # the trials of `--lr auto`
     below = below or _runs_of_study(folder)
     if not below:
         raise UserError(
