@@ -177,7 +177,7 @@ def test_a_figure_has_the_same_bytes_every_time(comparison: Path, tmp_path: Path
 
 def test_the_picture_of_a_study_is_drawn_again_as_a_vector(tmp_path: Path) -> None:
     flags = ["--rounds", "1", "--epochs", "1", "--seeds", "0", "--samples", "600", "--data", "digits"]
-    status, _, message = call("study", "sizes", *flags, "--out", tmp_path / "s", "--quiet")
+    status, _, message = call("study", "designs", *flags, "--out", tmp_path / "s", "--quiet")
     assert status == 0, message
     for name in ("a.svg", "b.svg", "c.png"):
         status, shown, message = call("table", tmp_path / "s", "--figure", tmp_path / name)
