@@ -16,6 +16,11 @@ class DivergedError(PublicError):
     """Training left the numbers that a computer can hold, most often because of a learning rate that is too large."""
 
 
+def one_line(text: object, longest: int = 300) -> str:
+    """Return a text from outside as one short line of printable characters, so that it cannot forge a line of a log."""
+    return "".join(letter for letter in " ".join(str(text)[: 4 * longest].split()) if letter.isprintable())[:longest]
+
+
 def hint(word: str, valid: Iterable[str]) -> str:
     """Suggest the closest valid word, if one is close."""
     close = difflib.get_close_matches(word, sorted(valid), n=1, cutoff=0.5)

@@ -120,7 +120,7 @@ def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
     ranges = {f"{view}_{metric}": ends for view in views for metric, ends in RANGES.items()}
     for name, value in scores.items():
         if _is_cell(name, classes):
-            if not (0 <= value <= MOST_IMAGES and value == int(value)):
+            if not (0 < value <= MOST_IMAGES and value == int(value)):
                 return f"{name!r} is not a number of images"
         elif name not in ranges:
             return f"no score is called {name[:60]!r}"

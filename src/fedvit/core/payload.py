@@ -19,6 +19,9 @@ DTYPES = {
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 EMPTY = "empty"  # metadata key that lists the trees without tensors
 LONGEST_HEADER = 16_000_000
+LONGEST_NAME = 300  # of a group and a tensor together
+MOST_AXES, LONGEST_AXIS = 16, 2**40
+LARGEST_WHOLE = 2**53  # an integer beyond it is no number of ours, and may be too large for a float
 ALIGNED = 16  # the first tensor starts at a multiple of this many bytes
 
 # torch warns once per process that tensors over bytes are not writable; we never write to ours.
@@ -65,7 +68,20 @@ def from_bytes(blob: bytes, *, copy: bool = False) -> Payload:
     trees, metadata = unframe(blob)
     if copy:
         trees = {group: {name: tensor.clone() for name, tensor in members.items()} for group, members in trees.items()}
-    return Payload(trees, json.loads(metadata.get("numbers", "{}")))
+    return Payload(trees, read_numbers(metadata.get("numbers", "{}")))
+
+
+def read_numbers(text: str) -> dict[str, float]:
+    """Read named numbers from JSON; raise ValueError for anything else."""
+    try:
+        numbers = json.loads(text)
+    except RecursionError as problem:
+        raise ValueError("the numbers are nested too deeply") from problem
+    if not isinstance(numbers, dict) or not all(type(value) in (int, float) for value in numbers.values()):
+        raise ValueError("expected numbers by name")
+    if not all(type(value) is float or abs(value) <= LARGEST_WHOLE for value in numbers.values()):
+        raise ValueError("a number is too large")
+    return numbers
 
 
 def frame(trees: Mapping[str, Tree], metadata: Mapping[str, str]) -> bytes:
@@ -96,15 +112,24 @@ def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
     try:
         header = json.loads(blob[8:start])
         metadata = header.pop("__metadata__", {})
+        if any(not 0 < len(name) <= LONGEST_NAME or not name.isprintable() for name in header):
+            raise ValueError(f"a name is empty, longer than {LONGEST_NAME} characters or not printable")
         flat = {name: _lying_in(blob, start, **entry) for name, entry in header.items()}
         if not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("the metadata is not text")
         if (expected := sum(tensor.nbytes for tensor in flat.values())) != len(blob) - start:
             raise ValueError(f"{len(blob) - start} bytes of tensors where {expected} were expected")
-        trees: dict[str, Tree] = {str(group): {} for group in json.loads(metadata.pop(EMPTY, "[]"))}
+        trees: dict[str, Tree] = {group: {} for group in _empty_groups(metadata.pop(EMPTY, "[]"))}
         return trees | unflatten(flat), metadata
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as problem:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, RuntimeError) as problem:
         raise ValueError(f"not safetensors: {str(problem)[:200]}") from problem
+
+
+def _empty_groups(text: str) -> list[str]:
+    groups = json.loads(text)
+    if not isinstance(groups, list) or not all(type(g) is str and len(g) <= LONGEST_NAME for g in groups):
+        raise ValueError("expected a list of names")
+    return groups
 
 
 def _lying_in(blob: bytes, start: int, *, dtype: str, shape: list[int], data_offsets: list[int]) -> torch.Tensor:
@@ -113,6 +138,8 @@ def _lying_in(blob: bytes, start: int, *, dtype: str, shape: list[int], data_off
     kind = DTYPES[dtype]
     if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
         raise ValueError("sizes and offsets must be whole numbers")
+    if len(shape) > MOST_AXES or any(n > LONGEST_AXIS for n in shape):
+        raise ValueError("a tensor has too many axes or too long a one")
     count = math.prod(shape)
     if end - begin != count * kind.itemsize or start + end > len(blob):
         raise ValueError("a tensor does not fit its offsets")

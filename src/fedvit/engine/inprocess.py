@@ -12,6 +12,8 @@ from fedvit.engine.client_store import ClientStore
 from fedvit.engine.transport import Task
 from fedvit.engine.worker import Worker
 
+DROPPED = "dropped out (train.dropout)"  # the reason of a failure that the settings ask for
+
 
 class InProcess:
     """The transport of `--engine local`. `train.dropout` makes sampled clients fail, as real clients do."""
@@ -29,7 +31,7 @@ class InProcess:
             if task == "evaluate":
                 yield name, self.worker.evaluate(name, down, memory)
             elif self.fails(name, int(down.scalars["round"])):
-                yield name, Failure("dropped out (train.dropout)")
+                yield name, Failure(DROPPED)
             else:
                 up, self.pending[name] = self.worker.train(name, down, memory)
                 yield name, up

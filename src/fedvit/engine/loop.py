@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fedvit.core.errors import one_line
 from fedvit.core.metrics import AUROC, METRICS, over_clients
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.plan import Plan, Report
@@ -65,9 +66,9 @@ def federate(
                 inside = run.evaluate == "in_round" and not plan.pooled
                 tested = dict.fromkeys(clients, before if inside else server)
                 scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {}, absences)
-                views = summarize(scores, test_samples)
-                found = evaluate_server(server.shared, number, scores) if evaluate_server is not None else None
-                if found is not None:
+                views = summarize(scores, test_samples) if scores else None
+                found = evaluate_server(server.shared, number, scores) if evaluate_server and scores else None
+                if found is not None and views is not None:
                     views["server"] = _server_view(found)
         row = {
             "round": number,
@@ -86,7 +87,7 @@ def federate(
         }
         if choices:
             row["choice"] = {name: mask.nonzero().flatten().tolist() for name, mask in choices.items()}
-        yield Round(server, row, scores, ledger)
+        yield Round(server, row, scores or None, ledger)
         if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
             return
 
@@ -99,8 +100,7 @@ def reasons_for_row(failures: Mapping[str, str], absences: Mapping[str, str]) ->
 
 def short_reason(text: str) -> str:
     """Return a reason from outside as one short line of printable text, without paths, IDs and hashes."""
-    line = _PATH.sub("…", _KEY.sub("…", " ".join(text.split())))
-    return "".join(letter for letter in line if letter.isprintable())[:_LONGEST_REASON]
+    return one_line(_PATH.sub("…", _KEY.sub("…", one_line(text, 10 * _LONGEST_REASON))), _LONGEST_REASON)
 
 
 def is_evaluated(number: int, experiment: Experiment) -> bool:

@@ -22,7 +22,7 @@ from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Partition
 from fedvit.engine.client_store import memory_from_bytes, memory_to_bytes
-from fedvit.engine.inprocess import InProcess
+from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.net import make_net
 from fedvit.engine.pool_size import EMPTY_IMAGE
 from fedvit.engine.processes import context_for
@@ -154,7 +154,7 @@ class WorkerPool:
     ) -> None:
         """Give a task to the last idle process."""
         if task == "train" and self.inner.fails(name, int(down.scalars["round"])):
-            answers[name] = Failure("dropped out (train.dropout)")
+            answers[name] = Failure(DROPPED)
             return
         connection = idle.pop()
         if self.inner.worker.activations is not None:

@@ -18,7 +18,7 @@ from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
 from fedvit.core.training import all_finite
 from fedvit.core.tree import Tree
-from fedvit.engine.inprocess import InProcess
+from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger, per_client
 from fedvit.engine.loop import Round, is_evaluated, reached, reasons_for_row, sample_cohort, summarize
 from fedvit.engine.net import Net, local_settings
@@ -105,7 +105,7 @@ class LocalClients:
         for name in cohort:
             if transport.fails(name, number):
                 log.warning("round %d: client %s dropped out (train.dropout)", number, name)
-                done.failed[name], done.reasons[name] = 0, "dropped out (train.dropout)"
+                done.failed[name], done.reasons[name] = 0, DROPPED
                 side.drop(name)
         present = [name for name in cohort if name not in done.failed]
         channel = Loopback(side)

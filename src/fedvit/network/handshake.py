@@ -7,6 +7,7 @@ from typing import Any
 
 from fedvit.config.resolve import to_tables
 from fedvit.core import tree
+from fedvit.core.errors import one_line
 from fedvit.core.settings import PLANNED, Experiment
 from fedvit.core.tree import fingerprint
 from fedvit.engine.net import Net
@@ -65,9 +66,9 @@ def differences(server: Mapping[str, Any], client: Mapping[str, Any]) -> list[st
 
 
 def _told(key: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    return f"{key}: server {_short(a.get(key))}, client {_short(b.get(key))}"
+    return f"{one_line(key, 60)}: server {_short(a.get(key))}, client {_short(b.get(key))}"
 
 
 def _short(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = one_line(", ".join(map(str, value)) if isinstance(value, list) else value, 200)
     return text if len(text) <= 100 else text[:97] + "..."

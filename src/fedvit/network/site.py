@@ -141,7 +141,10 @@ class Site:
     def check(self, down: Payload, after: int) -> int:
         """Refuse a run that the policy forbids, or a message that the plan would not send; return the round."""
         self.admit()
-        wrong = difference(down, down_of(self.net, self.federation.sites, self.name, after))
+        agreed = down_of(self.net, self.federation.sites, self.name, after)
+        wrong = difference(down, agreed)
+        if wrong is None and {**agreed.scalars, "round": down.scalars["round"]} != down.scalars:
+            wrong = "its numbers are others"
         if wrong is not None:
             raise PublicError(f"the server's message is not what was agreed: {wrong}")
         return int(down.scalars["round"])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fedvit.config.resolve import to_toml
+from fedvit.core.errors import UserError
 from fedvit.core.files import append_line, write_text
 from fedvit.core.plan import Plan
 from fedvit.core.server import Server
@@ -23,7 +24,7 @@ from fedvit.data.partition.records import Partition
 from fedvit.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.estimate import log_estimate
-from fedvit.engine.inprocess import InProcess
+from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger
 from fedvit.engine.loop import Round, evaluate, federate, reached, summarize
 from fedvit.engine.net import Net, make_net
@@ -49,6 +50,7 @@ from fedvit.runs.write import (
 )
 
 log = logging.getLogger(__name__)
+STALLED = 3  # rounds in a row without a client that trains, after which a run stops
 AFTER_THE_TABLE = {"after_the_table": True}  # commands show such lines below their table, not amid progress
 
 
@@ -151,6 +153,7 @@ class RunInProgress:
         sent = sum(map(sent_in, past.rows))
         with track_run(experiment, folder, last, sent) as show:
             for done in () if past.is_over(experiment.run.until_accuracy) else loop:
+                check_progress([*past.rows, done.row], experiment.train.rounds)
                 past.rows.append(done.row)
                 with done.ledger.phase("checkpoint"):
                     if done.scores is not None:
@@ -168,6 +171,11 @@ class RunInProgress:
 
     def finish(self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None) -> None:
         """Write summary.json; its memory is that of this process and all that it started, which still exist."""
+        if not any(row["views"] for row in self.past.rows):
+            raise UserError(
+                f"no client could be evaluated, so {self.folder} has no result; its log and rounds.jsonl say why. With "
+                "more --rounds, --resume continues it"
+            )
         peak, seconds = peak_of_all_mb(), self.setup + self.past.seconds
         write_summary(Run(self.folder), self.experiment, self.net, self.past.rows, local, unseen, seconds, peak)
         found = Run(self.folder).summary["warnings"]
@@ -175,6 +183,24 @@ class RunInProgress:
             log.warning("%s: %s", self.experiment.label, doubt, extra=AFTER_THE_TABLE)
         if any(AUTO in doubt for doubt in found):
             log.warning("%s", search_command(self.folder), extra=AFTER_THE_TABLE)
+
+
+def check_progress(rows: Sequence[Mapping[str, Any]], rounds: int) -> None:
+    """Stop a run in which no client trains any more, before this round is written, so that --resume repeats it."""
+    last = rows[-min(STALLED, rounds) :]
+    if len(last) < min(STALLED, rounds) or not all(_all_failed(row) for row in last):
+        return
+    reasons = "; ".join(f"{name} {text}" for name, text in rows[-1].get("failures", {}).items())
+    raise UserError(
+        f"no client has trained in {len(last)} rounds, most recently because: {reasons}. The run is saved up to round "
+        f"{rows[-1]['round'] - 1}; correct the cause, then continue it with --resume"
+    )
+
+
+def _all_failed(row: Mapping[str, Any]) -> bool:
+    """Return whether all clients of a round failed, and not only because train.dropout made them."""
+    reasons = [text for name, text in row.get("failures", {}).items() if text != DROPPED]
+    return bool(reasons) and len(row["failed"]) == len(row["cohort"])
 
 
 def begin_run(

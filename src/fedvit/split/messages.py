@@ -35,12 +35,13 @@ class Message:
         trees, metadata = payload.unframe(blob)
         try:
             round_, client, step, kind = json.loads(metadata["message"])
-            scalars = json.loads(metadata["numbers"])
-            numbers = all(isinstance(value, int | float) for value in scalars.values())
+            scalars = payload.read_numbers(metadata["numbers"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             raise ValueError(f"not a message: {str(problem)[:200]}") from problem
-        if not (numbers and type(round_) is type(step) is int and type(client) is type(kind) is str):
-            raise ValueError("not a message: its header or its numbers are of the wrong type")
+        if not (type(round_) is type(step) is int and type(client) is type(kind) is str):
+            raise ValueError("not a message: its header is of the wrong type")
+        if not (min(round_, step) >= 0 and max(round_, step) <= payload.LARGEST_WHOLE):
+            raise ValueError("not a message: its round or step is out of range")
         return Message(round_, client, step, kind, Payload(trees, scalars))
 
     def answered(self, content: Payload) -> "Message":

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from fedvit.core import randomness, tree
 from fedvit.core.client import Memory
+from fedvit.core.errors import DivergedError
 from fedvit.core.payload import Payload
 from fedvit.core.training import clip_
 from fedvit.core.tree import Tree
@@ -163,6 +164,17 @@ class ServerSide:
             return
         optimizer = self.copies[client][1] if self.split.body == "copies" else self.optimizer
         step_along(optimizer, [weights[name] for name in self.names], gradients)
+
+    def check_contribution(self, client: str, largest: float) -> None:
+        """Raise DivergedError if what this client last sent would move the body by more than any useful step."""
+        moved = self.gradients.get(client, [])
+        if client in self.copies:
+            moved = [self.copies[client][0][name].detach() for name in self.names]
+        elif self.split.body == "turns":
+            moved = [self.body[name].detach() for name in self.names]
+        norm = float(torch.nn.utils.get_total_norm(moved)) if moved else 0.0
+        if not norm <= largest:
+            raise DivergedError(f"the body cannot learn from it: a norm of {norm:.3g}, more than {largest:,.0f}")
 
     def finish(self, client: str) -> None:
         """Record that a client has finished its round; its contribution is added in the order of the cohort."""

@@ -43,6 +43,7 @@ from fedvit.network.grpc.client import SplitClient, site_data
 from fedvit.network.grpc.identity import host_and_port, identity_of
 from fedvit.network.grpc.remote_clients import RemoteClients
 from fedvit.network.handshake import common, differences
+from fedvit.runs.write import Holding
 from fedvit.split.client import ClientSide
 from fedvit.split.messages import GIVEN_UP, Message, pack, unpack
 from fedvit.split.plan import SplitPlan
@@ -296,10 +297,12 @@ def test_scores_are_those_that_a_test_gives(checked: tuple[Checks, ServerSide, P
     )
     assert done.scores is not None
     score = dict(next(iter(done.scores.values())))
-    checked[0].check_scores(score)
+    images = sum(count for key, count in score.items() if "confusion" in key)
+    agreed = Holding(1, int(images), 1)
+    checked[0].check_scores(score, agreed)
     for name in ("personal_confusion_0_99", "personal_confusion_x_1", "rate", "personal_confusion_1"):
         with pytest.raises(GarbageError):
-            checked[0].check_scores({**score, name: 1.0})
+            checked[0].check_scores({**score, name: 1.0}, agreed)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:8443", "127.3.2.1:5", "[::1]:5"])
@@ -573,7 +576,7 @@ def test_scores_that_nothing_can_be_reckoned_with_drop_their_sender(
     good = {f"personal_{metric}": 1.0 for metric in METRICS}
     ends = {"0": {**good, "personal_confusion_0_0": float("nan")}, "1": {**good, "personal_confusion_0_0": 3.0}}
     for name, scores in ends.items():
-        session = served.listener.sessions[name] = Session(name, {"train": 8})
+        session = served.listener.sessions[name] = Session(name, {"train": 8, "test": 3, "classes_here": 2})
         end = Message(2, name, 0, "evaluate", Payload(scalars=scores)).to_bytes()
         served.listener.events.put(Event("done", session, end))
     found, _ = served.evaluate(side, ["0", "1"], 2)

@@ -19,6 +19,7 @@ from fedvit.core.errors import UserError
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import make_net
+from fedvit.network.boundary import read_order
 from fedvit.network.flower.records import from_records, to_records
 from fedvit.network.flower.sites import FlowerSites
 from fedvit.network.policy import read_policy
@@ -122,7 +123,8 @@ def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str
 
 def _answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
     content, about = from_records(records)
-    note(Path(told["state"]), told["site"], task if task == "hello" else f"round {content.scalars['round']:g}: {task}")
+    order = read_order(content, about) if task != "hello" else None
+    note(Path(told["state"]), told["site"], task if order is None else f"round {order.round}: {task}")
     experiment, federation = read_app(folder, told.get("data-dir"), told.get("threads"))
     own, rules = told.get("data"), told.get("policy")
     site = Site(
@@ -133,10 +135,10 @@ def _answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, ta
         folder=Path(own) if own else None,
         policy=read_policy(Path(rules) if rules else None),
     )
-    if task == "hello":
+    if order is None:
         found = site.hello()
         return to_records(Payload(), {**found, "common": json.dumps(found["common"])})
-    site.memories.advance(str(about["run"]), sent)
+    site.memories.advance(order.run, sent)
     work = site.train if task == "train" else site.evaluate
-    up = work(str(about["run"]), int(about["continues"]), content)
-    return to_records(up, {"run": about["run"], "round": content.scalars["round"]})
+    up = work(order.run, order.continues, content)
+    return to_records(up, {"run": order.run, "round": content.scalars["round"]})

@@ -5,11 +5,11 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedvit.core.errors import one_line
 from fedvit.core.payload import Payload, from_bytes, to_bytes
 
 ABOUT, NUMBERS, TENSORS = "about", "numbers", "tensors"  # the records of a message
 RAW = "fedvit.payload"  # the format of the array: tensors as `core.payload` writes them
-LONGEST_TEXT = 300
 
 
 def to_records(content: Payload, about: Mapping[str, Any]) -> RecordDict:
@@ -25,14 +25,14 @@ def from_records(records: RecordDict) -> tuple[Payload, dict[str, Any]]:
     """Return the payload and the metadata that `to_records` was given; raise ValueError for anything else."""
     strange = set(records) - {ABOUT, NUMBERS, TENSORS}
     if strange:
-        raise ValueError(f"unexpected record {min(strange)!r}")
+        raise ValueError(f"unexpected record {one_line(min(strange), 60)!r}")
     content = Payload()
     try:
         numbers, about = dict(records.metric_records[NUMBERS]), dict(records.config_records[ABOUT])
         if TENSORS in records:
             array = records.array_records[TENSORS][TENSORS]
             if array.stype != RAW:
-                raise ValueError(f"unexpected array format {array.stype!r}")
+                raise ValueError(f"unexpected array format {one_line(array.stype, 60)!r}")
             content = from_bytes(array.data, copy=True)
     except (KeyError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as problem:
         raise ValueError(f"unexpected records: {problem!r}") from problem

@@ -1,28 +1,27 @@
 """The transport to the sites of a Flower federation."""
 
-import json
 import logging
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedvit.core import payload
-from fedvit.core.errors import UserError
-from fedvit.core.metrics import MOST_IMAGES, score_problem
+from fedvit.core.errors import UserError, one_line
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.settings import Experiment
-from fedvit.engine.inprocess import drops_out
+from fedvit.engine.inprocess import DROPPED, drops_out
 from fedvit.engine.net import Net
 from fedvit.engine.transport import Task
-from fedvit.network.flower.records import LONGEST_TEXT, from_records, to_records
+from fedvit.network.boundary import Declined, Hello, read_hello, read_refusal, read_report, read_scores
+from fedvit.network.flower.records import from_records, to_records
 from fedvit.network.handshake import common, differences
-from fedvit.network.payload_check import difference, up_of
+from fedvit.network.payload_check import up_of
 from fedvit.network.site import Federation
 from fedvit.runs.write import Holding
 
@@ -95,7 +94,7 @@ class FlowerSites:
         def questions() -> Iterator[tuple[str, Message]]:
             for name, down in messages.items():
                 if task == "train" and self.drops_out(name, down):
-                    problems[name] = "dropped out (train.dropout)"
+                    problems[name] = DROPPED
                 elif self.nodes.get(name) not in online:
                     problems[name] = "is not connected"
                 else:
@@ -104,7 +103,7 @@ class FlowerSites:
                     yield name, self.message(content, node, task, number)
 
         for name, reply in self.replies(questions(), self.round_timeout):
-            answer = self.read(task, messages[name], reply)
+            answer = self.read(task, name, messages[name], reply)
             if isinstance(answer, Failure):
                 problems[name] = answer.reason
             else:
@@ -139,7 +138,7 @@ class FlowerSites:
             if out:
                 time.sleep(PAUSE)
 
-    def read(self, task: Task, down: Payload, reply: Message | None) -> Payload | Failure:
+    def read(self, task: Task, name: str, down: Payload, reply: Message | None) -> Payload | Failure:
         """Return a valid answer, or a failure that says what is wrong with it."""
         if reply is None:
             return Failure(f"did not answer within {self.round_timeout:g} s")
@@ -148,18 +147,28 @@ class FlowerSites:
         try:
             up, about = from_records(reply.content)
         except ValueError as problem:
-            return Failure(f"sent something that cannot be read: {problem}")
+            return Failure(one_line(f"sent something that cannot be read: {problem}"))
         if "code" in about:
-            return Failure(f"{about['code']}: {_text_of(about)}")
+            return Failure(str(read_refusal(about)))
         if about.get("run") != self.run or about.get("round") != down.scalars["round"]:
-            return Failure(f"answered for round {about.get('round')} of run {about.get('run')}")
-        wanted = up_of(self.net, down, int(down.scalars["round"])) if task == "train" else Payload()
-        wrong = difference(up, wanted)
-        if wrong is None and task == "evaluate":
-            wrong = score_problem(up.scalars, len(self.federation.classes))
-        if wrong is None and task == "train" and not 0 < up.scalars.get("examples", 0) < MOST_IMAGES:
-            wrong = "the number of training images is missing or invalid"
-        return up if wrong is None else Failure(f"sent something unexpected: {wrong}")
+            return Failure(one_line(f"answered for round {about.get('round')} of run {about.get('run')}"))
+        try:
+            return self.read_content(task, name, down, up)
+        except ValueError as problem:
+            return Failure(one_line(f"sent something unexpected: {problem}"))
+
+    def read_content(self, task: Task, name: str, down: Payload, up: Payload) -> Payload:
+        """Return a report or scores that the loop may trust; raise ValueError for anything else."""
+        agreed = self.roster[name]
+        if task == "evaluate":
+            return read_scores(up, len(self.federation.classes), agreed)
+        found = read_report(up, up_of(self.net, down, int(down.scalars["round"])), agreed)
+        if found.scalars["examples"] != up.scalars["examples"]:
+            log.warning(
+                "round %d: site %s reports %g training images, but said %d when it connected: it counts as %g",
+                int(down.scalars["round"]), name, up.scalars["examples"], agreed.train, found.scalars["examples"],
+            )  # fmt: skip
+        return found
 
     # Connected sites.
 
@@ -168,28 +177,24 @@ class FlowerSites:
         online = set(self.grid.get_node_ids())
         self.strangers &= online  # a node that was offline may have been corrected
         new = [node for node in online if node not in self.nodes.values() and node not in self.strangers]
-        for name, about in self.introductions(sorted(new), seconds):
+        for node, hello in self.introductions(sorted(new), seconds):
+            name, has = hello.site, hello.holding
             old = self.nodes.get(name)
             if old is not None and old in set(self.grid.get_node_ids()):
                 if self.trained:  # Flower counts a killed node as connected for a minute
-                    log.warning(
-                        "node %d claims to be site %s, but node %d is still connected", about["node"], name, old
-                    )
+                    log.warning("node %d claims to be site %s, but node %d is still connected", node, name, old)
                     continue
-                if any(self.introductions([old], seconds)):  # it still answers
+                if next(self.introductions([old], seconds), None) is not None:  # it still answers
                     raise UserError(
-                        f"two sites have the name {name!r} (nodes {old} and {about['node']}): give each its own "
+                        f"two sites have the name {name!r} (nodes {old} and {node}): give each its own "
                         "site= in --node-config"
                     )
-            self.nodes[name] = about["node"]
-            self.roster[name] = Holding(about["train"], about["test"], about["classes"])
-            self.tests[name] = about["test"]
+            self.nodes[name], self.roster[name], self.tests[name] = node, has, has.test
             log.info(
-                "site %s connected as node %d with %d training and %d test images",
-                name, about["node"], about["train"], about["test"],
-            )  # fmt: skip
+                "site %s connected as node %d with %d training and %d test images", name, node, has.train, has.test
+            )
 
-    def introductions(self, nodes: Sequence[int], seconds: float) -> Iterator[tuple[str, dict[str, Any]]]:
+    def introductions(self, nodes: Sequence[int], seconds: float) -> Iterator[tuple[int, Hello]]:
         if not nodes:
             return
         hello = to_records(Payload(), {"run": self.run})
@@ -200,19 +205,18 @@ class FlowerSites:
                 log.warning("node %d did not introduce itself; it will be asked again", node)
                 continue
             try:
-                about = _read_hello(reply.content)
+                found = read_hello(from_records(reply.content)[1])
             except ValueError as problem:
-                self.turn_away(node, f"node {node} sent something that cannot be read: {problem}")
+                self.turn_away(node, f"node {node} sent something that cannot be read: {one_line(problem)}")
                 continue
-            name = about["site"]
-            if "code" in about:
-                self.turn_away(node, f"site {name} does not take part: {_text_of(about)}")
-            elif name not in self.federation.sites:
-                self.turn_away(node, f"site {name!r} is not one of {', '.join(self.federation.sites)}")
-            elif parts := differences(ours, about["common"]):
-                self.turn_away(node, f"site {name} differs from the server in {', and in '.join(parts)}")
+            if isinstance(found, Declined):
+                self.turn_away(node, f"site {found.site} does not take part: {found.text}")
+            elif found.site not in self.federation.sites:
+                self.turn_away(node, f"site {found.site!r} is not one of {', '.join(self.federation.sites)}")
+            elif parts := differences(ours, found.common):
+                self.turn_away(node, f"site {found.site} differs from the server in {', and in '.join(parts)}")
             else:
-                yield name, {**about, "node": node}
+                yield node, found
 
     def turn_away(self, node: int, why: str) -> None:
         """Leave out a site that does not fit; before the first round, end the run."""
@@ -258,23 +262,6 @@ class FlowerSites:
                 told = time.monotonic()
                 log.warning("waiting for %d sites; connected: %s", count, ", ".join(here) or "none")
             time.sleep(PAUSE)
-
-
-def _read_hello(records: RecordDict) -> dict[str, Any]:
-    """Return a site's introduction or its refusal; raise ValueError for anything else."""
-    _, about = from_records(records)
-    about["site"] = str(about.get("site", ""))[:LONGEST_TEXT]
-    if "code" in about:
-        return about
-    about["common"] = json.loads(str(about.get("common", "")))
-    counts = [about.get(key) for key in ("train", "test", "classes")]
-    if not isinstance(about["common"], dict) or not all(type(n) is int and 0 < n < MOST_IMAGES for n in counts):
-        raise ValueError("this is not the hello of a site")
-    return about
-
-
-def _text_of(about: Mapping[str, Any]) -> str:
-    return str(about.get("text", ""))[:LONGEST_TEXT]
 
 
 def said(problems: Mapping[str, str]) -> str:

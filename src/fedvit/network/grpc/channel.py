@@ -16,7 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fedvit.core.errors import UserError
+from fedvit.core.errors import UserError, one_line
+from fedvit.network.boundary import read_json
 from fedvit.network.grpc.identity import Identity, host_and_port
 from fedvit.split.messages import Message
 
@@ -28,7 +29,7 @@ except ImportError as missing:
 SERVICE = "fedvit.Split"
 TOKEN = "session"
 UNLIMITED = -1
-LONGEST_TEXT = 300
+LONGEST_TEXT, LONGEST_NAME = 300, 100
 ALIVE = (  # a peer whose machine is down is noticed within half a minute
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -130,16 +131,16 @@ class Listener:
 
     def attend(self, request: bytes, context: Any) -> Iterator[bytes]:
         try:
-            hello = json.loads(request)
+            hello = read_json(request)
             name = hello["name"]
-            if not isinstance(name, str):
+            if not isinstance(name, str) or name != one_line(name, LONGEST_NAME):
                 raise TypeError("a name must be text")
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is not the hello of a fedvit split-client")
         self.check_certificate(context, name)
         try:
             if "declined" in hello:
-                self.declined[name] = str(hello["declined"])[:LONGEST_TEXT]
+                self.declined[name] = one_line(hello["declined"], LONGEST_TEXT)
                 raise ConnectionRefusedByServerError("noted")
             self.admit(hello)
         except ConnectionRefusedByServerError as problem:
@@ -252,7 +253,13 @@ class Connection:
         stream = self.channel.unary_stream(f"/{SERVICE}/attend")(json.dumps(hello).encode())
         self.stream = stream  # gRPC ends a stream that nothing refers to
         try:
-            welcome = json.loads(next(stream))
+            welcome = read_json(next(stream))
+            if not isinstance(welcome, dict) or not all(isinstance(welcome.get(key), str) for key in (TOKEN, "run")):
+                raise ValueError("expected a session and a run")
+        except ValueError as problem:
+            raise UserError(
+                f"the server at {self.address} sent something that is not a welcome: {problem}"
+            ) from problem
         except StopIteration:
             raise LostError from None
         except grpc.RpcError as problem:
@@ -287,7 +294,7 @@ class Connection:
         return reply
 
     def error_of(self, problem: Any) -> Exception:
-        code, details = problem.code(), problem.details() or ""
+        code, details = problem.code(), one_line(problem.details() or "", 1000)
         if code == grpc.StatusCode.FAILED_PRECONDITION:
             return LateError(details)
         if code == grpc.StatusCode.INVALID_ARGUMENT:

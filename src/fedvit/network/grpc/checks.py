@@ -1,21 +1,24 @@
 """Check split learning messages before the server or a client uses them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedvit.core import tree
-from fedvit.core.metrics import EVALUATION_BATCH, LARGEST, score_problem
+from fedvit.core.errors import one_line
+from fedvit.core.metrics import EVALUATION_BATCH, LARGEST
 from fedvit.core.payload import Payload, flatten
 from fedvit.core.tree import Tree
 from fedvit.engine.net import Net
 from fedvit.models.cuts import Parts
+from fedvit.network.boundary import MOST_ROUNDS, read_scores
 from fedvit.network.grpc.channel import GarbageError, LateError
-from fedvit.network.payload_check import difference
+from fedvit.network.payload_check import LARGEST as LARGEST_VALUE
+from fedvit.network.payload_check import beyond, difference, largest
+from fedvit.runs.write import Holding
 from fedvit.split.messages import Message
 from fedvit.split.plan import Wire
 from fedvit.split.server import ServerSide
@@ -23,6 +26,7 @@ from fedvit.split.server import ServerSide
 Shape = tuple[int, ...]
 KINDS = ("start", "forward", "labelled", "backward", "query", "probe", "losses", "parts", "infer")
 WIRES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+LARGEST_LOSS = 1e4  # of a batch, in a zeroth-order step
 SLACK = 1_000_000  # bytes that a message may have in addition to its tensors
 
 
@@ -131,12 +135,14 @@ class Checks:
         }
         if set(numbers) != wanted[message.kind] or not _all_numbers(numbers):
             raise GarbageError(f"the numbers in {message.kind!r} are not the expected ones")
-        fits = {
+        fits: dict[str, Callable[[float], bool]] = {
             "last": lambda v: bool(v) == (message.step == progress.steps - 1),
             "wanted": lambda v: v in (0, 1),
             "draw": lambda v: v in range(self.split.draws),
             "sign": lambda v: v in (-1, 1),
             "depth": lambda v: self.most is not None and v in range(1, self.most + 1),
+            "plus": lambda v: abs(v) <= LARGEST_LOSS,
+            "minus": lambda v: abs(v) <= LARGEST_LOSS,
         }
         for name, value in numbers.items():
             if name in fits and not fits[name](value):
@@ -160,6 +166,9 @@ class Checks:
             case _:
                 wanted = {}
         compare(found, wanted, message.kind)
+        wrong = difference(message.payload, Payload({"parts": self.own})) if message.kind == "parts" else None
+        if wrong is not None:
+            raise GarbageError(wrong)
         if "labels/y" in found and not ((found["labels/y"] >= 0) & (found["labels/y"] < self.classes)).all():
             raise GarbageError("some labels are not class numbers")
 
@@ -168,6 +177,8 @@ class Checks:
         numbers = task.payload.scalars
         if set(numbers) != {"continues", "average"} or not _all_numbers(numbers):
             raise AnswerError(f"the numbers in the task {task.kind[:40]!r} are not the expected ones")
+        if not (1 <= task.round <= MOST_ROUNDS and 0 <= numbers["continues"] <= MOST_ROUNDS):
+            raise AnswerError(f"the task {task.kind[:40]!r} is for no round")
         wrong = difference(task.payload, Payload({"average": self.own} if task.kind == "receive" else {}))
         if wrong is not None:
             raise AnswerError(f"the task {task.kind[:40]!r}: {wrong}")
@@ -231,14 +242,17 @@ class Checks:
             wanted[f"{group}/scale"] = torch.float32, (*shape[:-1], 1)
         return wanted
 
-    def check_scores(self, scores: Mapping[str, float]) -> None:
-        """Check the scores that a client reports, which have only the view personal."""
-        wrong = score_problem(scores, self.classes)
+    def check_scores(self, scores: Mapping[str, float], agreed: Holding) -> None:
+        """Check the scores that a client with these images reports, which have only the view personal."""
+        try:
+            read_scores(Payload(scalars=scores), self.classes, agreed)
+        except ValueError as problem:
+            raise GarbageError(str(problem)) from problem
         strange = [
             name for name in scores if name.endswith("_balanced_accuracy") and name != "personal_balanced_accuracy"
         ]
-        if wrong is not None or strange:
-            raise GarbageError(wrong or f"no score is called {strange[0][:60]!r}")
+        if strange:
+            raise GarbageError(f"no score is called {one_line(strange[0], 60)!r}")
 
 
 def _all_numbers(numbers: Mapping[str, float]) -> bool:
@@ -249,12 +263,13 @@ def _all_numbers(numbers: Mapping[str, float]) -> bool:
 def compare(found: Mapping[str, Tensor], wanted: Mapping[str, tuple[torch.dtype, Shape]], kind: str) -> None:
     """Check the names, data types and shapes of tensors, and that all values are finite; raise GarbageError if not."""
     if found.keys() != wanted.keys():
-        names: Any = sorted(found.keys() ^ wanted.keys())[:3]
-        raise GarbageError(f"the tensors in {kind!r} are not the expected ones: {', '.join(names)[:200]}")
+        names = ", ".join(sorted(found.keys() ^ wanted.keys())[:3])
+        raise GarbageError(f"the tensors in {kind!r} are not the expected ones: {one_line(names, 200)}")
     for name, tensor in found.items():
         dtype, shape = wanted[name]
         if tensor.dtype != dtype or tuple(tensor.shape) != shape:
             text = f"expected {name} to be {dtype} {shape}, found {tensor.dtype} {tuple(tensor.shape)}"
             raise GarbageError(text)
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise GarbageError(f"{name} has values that are not finite")
+    most = largest(found.values())
+    if not most <= LARGEST_VALUE:
+        raise GarbageError(f"the tensors in {kind!r} have values that are {beyond(most)}")

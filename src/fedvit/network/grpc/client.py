@@ -12,7 +12,7 @@ import torch
 
 from fedvit.core import tree
 from fedvit.core.client import Memory
-from fedvit.core.errors import PublicError, UserError, nearest
+from fedvit.core.errors import PublicError, UserError, nearest, one_line
 from fedvit.core.metrics import view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
@@ -21,6 +21,7 @@ from fedvit.data.partition.records import Partition
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.worker import Worker, load_data
 from fedvit.models.cuts import Parts
+from fedvit.network.boundary import LONGEST_RUN
 from fedvit.network.grpc.channel import Connection, GarbageError, LateError, LostError, TakenError, why_no_connection
 from fedvit.network.grpc.checks import AnswerError, Checks
 from fedvit.network.grpc.identity import Identity
@@ -120,7 +121,7 @@ class SplitClient:
             welcome, tasks = connection.attend(self.hello)
         except (LateError, GarbageError) as refused:
             raise UserError(f"the server at {connection.address} says: {refused}") from refused
-        run = str(welcome["run"])
+        run = one_line(welcome["run"], LONGEST_RUN)
         log.info("connected to %s, run %s", connection.address, run)
         said(f"connected to {connection.address} as {self.name}")
         try:

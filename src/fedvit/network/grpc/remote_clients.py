@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError, UserError, one_line
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.core.tree import Tree
-from fedvit.engine.inprocess import drops_out
+from fedvit.engine.inprocess import DROPPED, drops_out
 from fedvit.engine.split_loop import Answer, Scores, Trained, order
 from fedvit.network.grpc.channel import (
     Event,
@@ -20,12 +20,15 @@ from fedvit.network.grpc.channel import (
     Listener,
     Session,
 )
-from fedvit.network.grpc.checks import Checks, Progress
+from fedvit.network.grpc.checks import LARGEST_LOSS, Checks, Progress
+from fedvit.network.payload_check import LARGEST
+from fedvit.runs.write import Holding
 from fedvit.split.messages import GIVEN_UP, Message
 from fedvit.split.server import ServerSide
 
 log = logging.getLogger(__name__)
 TICK = 0.5  # seconds between checks of the deadlines
+LONGEST_WAIT = 10  # times the patience with one silent client
 REMIND = 30  # seconds between log lines about missing clients
 
 
@@ -51,6 +54,7 @@ class _ClientTasks:
     side: ServerSide | None = None
     average: bool = False
     lockstep: bool = False
+    limit: float = 0.0  # the time at which the last clients are given up; 0: not yet known
     step: int = 0
     active: dict[str, _Work] = field(default_factory=dict)
     ended: dict[str, _Work] = field(default_factory=dict)
@@ -119,7 +123,7 @@ class RemoteClients:
         for name in cohort:
             if drops_out(self.experiment, name, number):
                 log.warning("round %d: client %s dropped out (train.dropout)", number, name)
-                done.failed[name], done.reasons[name] = 0, "dropped out (train.dropout)"
+                done.failed[name], done.reasons[name] = 0, DROPPED
                 side.drop(name)
         names = [name for name in cohort if name not in done.failed]
         desk = _ClientTasks("train", number, side, average, split.lockstep)
@@ -189,6 +193,12 @@ class RemoteClients:
             for name, work in list(desk.active.items()):
                 if work.held is None and time.monotonic() > work.deadline:
                     self.lose(name, f"sent nothing for {self.patience:g} s")
+            if not desk.limit and len(desk.active) <= max(
+                1, len(names) // 2
+            ):  # half of them have finished: the others may not
+                desk.limit = time.monotonic() + LONGEST_WAIT * self.patience  # hold the round open for ever
+            for name in list(desk.active) if desk.limit and time.monotonic() > desk.limit else ():
+                self.lose(name, f"took {LONGEST_WAIT * self.patience:g} s longer than half of the clients")
         self.desk = None
 
     def steps_of(self, session: Session) -> int:
@@ -248,6 +258,10 @@ class RemoteClients:
             raise LateError("this task expects no messages")
         self.checks.check(message, work.progress, desk.side)
         reply = desk.side.answer(message)
+        try:
+            desk.side.check_contribution(message.client, LARGEST)
+        except DivergedError as problem:
+            raise GarbageError(str(problem)) from problem
         work.up += message.payload.nbytes
         work.down += reply.payload.nbytes
         return reply.to_bytes()
@@ -266,18 +280,18 @@ class RemoteClients:
             owed = desk.average and bool(self.checks.own) and name not in desk.side.ends
             if not work.progress.complete or owed:
                 raise GarbageError("the end of a round arrived before its last message")
-            if set(numbers) != {"loss"} or not math.isfinite(numbers["loss"]):
+            if set(numbers) != {"loss"} or not abs(numbers["loss"]) <= LARGEST_LOSS:
                 raise GarbageError("expected the mean loss, a finite number")
             desk.side.finish(name)
         if desk.kind == "evaluate":
-            self.checks.check_scores(numbers)
+            self.checks.check_scores(numbers, holding_of(work.session))
         work.result = {key: float(value) for key, value in numbers.items()}
         desk.ended[name] = desk.active.pop(name)
         self.open_barrier()
 
     def lose(self, name: str, reason: str) -> None:
         """Drop a client from the current task; it may return for the next one."""
-        desk = self.desk
+        desk, reason = self.desk, one_line(reason)
         assert desk is not None
         work = desk.active.pop(name, None)
         desk.failed[name] = work.down if work else 0
@@ -304,6 +318,11 @@ class RemoteClients:
             work.held, work.deadline = None, time.monotonic() + self.patience
         for event in waiting.values():
             self.answer(event)
+
+
+def holding_of(session: Session) -> Holding:
+    """Return the counts of images that a client gave when it connected, which `server._check_hello` has checked."""
+    return Holding(*(int(session.hello[key]) for key in ("train", "test", "classes_here")))
 
 
 def _parsed(event: Event) -> Message:
