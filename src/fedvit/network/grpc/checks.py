@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedvit.core import tree
-from fedvit.core.metrics import EVALUATION_BATCH, LARGEST, score_problem
+from fedvit.core.batches import EVALUATION_BATCH
+from fedvit.core.metrics import LARGEST, score_problem
 from fedvit.core.payload import Payload, flatten
 from fedvit.core.tree import Tree
 from fedvit.engine.net import Net
