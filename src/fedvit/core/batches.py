@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Batch = tuple[Tensor, Tensor]  # images (batch, 3, size, size) float, labels (batch)
+EVALUATION_BATCH = 256  # images at once, where nothing is learned from them
 Augment = Literal["none", "flip", "crop"]  # crop also flips
 
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedvit.core.batches import ClientData, InputSettings, image_batches
+from fedvit.core.batches import EVALUATION_BATCH, ClientData, InputSettings, image_batches
 from fedvit.core.client import Predictor
+from fedvit.core.clinical_message import clinical_problem, is_clinical
 
-EVALUATION_BATCH = 256
 METRICS = ("accuracy", "balanced_accuracy", "loss")
 AUROC = "auroc"  # an optional metric, missing where it is undefined
 CONFUSION = "confusion"  # added to the metrics of view personal: confusion_<class>_<predicted class>
@@ -119,6 +119,8 @@ def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
         return f"the score {missing[0][:60]!r} is missing"
     ranges = {f"{view}_{metric}": ends for view in views for metric, ends in RANGES.items()}
     for name, value in scores.items():
+        if is_clinical(name):
+            continue
         if _is_cell(name, classes):
             if not (0 < value <= MOST_IMAGES and value == int(value)):
                 return f"{name!r} is not a number of images"
@@ -128,7 +130,7 @@ def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
             low, high = ranges[name]
             expected = "a finite number" if high == LARGEST else f"a number from {low} to {high}"
             return f"{name[:60]!r} is not {expected}"
-    return None
+    return clinical_problem(scores, classes)
 
 
 def _is_cell(name: str, classes: int) -> bool:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fedvit.core.batches import EVALUATION_BATCH
 from fedvit.core.errors import UserError
 from fedvit.core.finetune import finetune_epochs
-from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset, wants_auroc

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedvit.core import tree
-from fedvit.core.metrics import EVALUATION_BATCH
+from fedvit.core.batches import EVALUATION_BATCH
 from fedvit.core.settings import Experiment
 from fedvit.core.training import eval_mode, load_
 from fedvit.engine.activation_cache import first_learned

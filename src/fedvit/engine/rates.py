@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from fedvit.core import tree
-from fedvit.core.metrics import EVALUATION_BATCH
+from fedvit.core.batches import EVALUATION_BATCH
 from fedvit.core.settings import Experiment
 from fedvit.engine.footprint import Footprint, Work
 from fedvit.engine.net import Net

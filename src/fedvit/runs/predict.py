@@ -12,10 +12,9 @@ from PIL import Image
 from rich.console import Console
 from torch import nn
 
-from fedvit.core.batches import prepare
+from fedvit.core.batches import EVALUATION_BATCH, prepare
 from fedvit.core.errors import UserError
 from fedvit.core.files import write_csv
-from fedvit.core.metrics import EVALUATION_BATCH
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
 from fedvit.data.decoding import decode

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedvit.core import tree
+from fedvit.core.batches import EVALUATION_BATCH
 from fedvit.core.errors import one_line
-from fedvit.core.metrics import EVALUATION_BATCH, LARGEST
+from fedvit.core.metrics import LARGEST
 from fedvit.core.payload import Payload, flatten
 from fedvit.core.tree import Tree
 from fedvit.engine.net import Net
