@@ -49,7 +49,7 @@ class ClientData:
 
     @property
     def answer_counts(self) -> Tensor:
-        """The number of training images by answer: of each class or, with several labels, (2, labels) for no and yes."""
+        """The number of training images by class; with several labels, by no and yes for each, (2, labels)."""
         counts = self.class_counts
         return torch.stack([len(self.train) - counts, counts]) if self.several_labels else counts
 

@@ -18,6 +18,7 @@ from fedvit.core.tree import Tree
 from fedvit.models.plugins.modules import ImageSplitter
 
 LEVELS = ("mild", "strong")  # of the noise
+CONTENTS = (*LEVELS, "labels")  # of an upload
 
 
 def _splitter_of(client: Client) -> ImageSplitter:
@@ -66,7 +67,7 @@ def balanced(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def with_residuals(client: Client, features: Tree) -> Loss:
     """Make the cross-entropy of a batch together with as many residuals, at both levels."""
     owners = sorted({name.rpartition(":")[0] for name in features})  # arrival order would not survive a resume
-    joined = {kind: torch.cat([features[f"{owner}:{kind}"] for owner in owners]) for kind in (*LEVELS, "labels")}
+    joined = {kind: torch.cat([features[f"{owner}:{kind}"] for owner in owners]) for kind in CONTENTS}
     labels, generator = joined["labels"].long(), client.rng("balanced")
 
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:

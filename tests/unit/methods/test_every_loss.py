@@ -27,12 +27,12 @@ def test_a_loss_reaches_the_training_of_a_method(method: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("method", AT_THE_SERVER)
 def test_a_server_that_computes_the_loss_has_only_the_cross_entropy(method: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the server computes the loss, without the class counts.*train.loss=balanced"):
+    with pytest.raises(UserError, match=r"the server computes the loss, without the class counts.*train.loss=balanced"):
         finish(tiny(method, {"train.loss": "balanced"}), tmp_path / "run")
 
 
 def test_a_gamma_without_its_loss_is_refused() -> None:
-    with pytest.raises(UserError, match="train.focal_gamma is only for the loss focal"):
+    with pytest.raises(UserError, match=r"train.focal_gamma is only for the loss focal"):
         tiny("fedavg", {"focal_gamma": 1.0})
     assert tiny("fedavg", {"train.loss": "focal"}).train.focal_gamma == 2.0
     assert tiny("fedavg").train.focal_gamma is None
