@@ -43,7 +43,7 @@ def run(
         prepare(flags["workers"] if engine == "local" else 1)
         from fedvit.config.load import parse_sets
         from fedvit.report.progress import Progress
-        from fedvit.report.tables import summary_table, time_line
+        from fedvit.report.tables import privacy_line, summary_table, time_line
         from fedvit.runs.folder import Run
         from fedvit.runs.resume import settle
         from fedvit.runs.tracking import sent_in
@@ -75,6 +75,8 @@ def run(
             out.print(summary_table(Run(folder).summary))
             if rows:
                 print_verdict(rows, folder / "sites.csv")
+            if (private := privacy_line(Run(folder).summary)) is not None:
+                out.print(private, soft_wrap=True, highlight=False)
             out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
             out.print(f"results: {folder}\nreport: {report_at}", soft_wrap=True, highlight=False)
             show_doubts([Run(folder)], searched=by_search)

@@ -24,12 +24,12 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedvit.core import tree
-from fedvit.core.client import Client, Predictor
+from fedvit.core.client import Client, Loss, Predictor
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Report
 from fedvit.core.server import Server
 from fedvit.core.settings import Count, Fraction, NotNegative, Positive
-from fedvit.core.training import Loss, descend
+from fedvit.core.training import descend
 from fedvit.core.tree import Tree
 from fedvit.models.channels import cut, paste, places
 
@@ -58,14 +58,15 @@ def _symmetric_kl(a: Tensor, b: Tensor, temperature: float) -> Tensor:
 def two_way_loss(client: Client, private: float, weight: float, temperature: float) -> Loss:
     """Make the loss: cross-entropy, plus the disagreement of both kinds of channels as long as both exist."""
     place = {n: t.to(client.settings.device) for n, t in places(client.module, client.initial).items()}
-    learned = {name: p for name, p in client.module.named_parameters() if name in place}
-    both = private < 1 and any(bool((place[name] >= 1 - private).any()) for name in learned)
+    names = [name for name, _ in client.module.named_parameters() if name in place]
+    both = private < 1 and any(bool((place[name] >= 1 - private).any()) for name in names)
 
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
         value = client.loss(model, x, y)
         if not both:
             return value
         outputs = []
+        learned = {name: p for name, p in client.module.named_parameters() if name in place}
         for keep_shared in (True, False):
             masked = {name: p * ((place[name] < 1 - private) == keep_shared) for name, p in learned.items()}
             scratch = {name: buffer.clone() for name, buffer in client.module.named_buffers()}

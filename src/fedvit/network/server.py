@@ -119,6 +119,10 @@ def check_servable(experiment: Experiment, net: Net) -> None:
     label = experiment.label
     if isinstance(net.plan, SplitPlan):
         raise UserError(f"{label} is a split learning method, which runs over gRPC: use fedvit split-server")
+    if experiment.privacy.on:
+        raise UserError(
+            "differential privacy works on one machine only so far: leave [privacy] out, or run without a network"
+        )
     if net.plan.not_between_sites is not None:
         raise UserError(f"{label} {net.plan.not_between_sites}")
 

@@ -147,7 +147,15 @@ def _already_there(folder: Path, experiment: Experiment) -> str:
 
 def _is_left_over(path: Path) -> bool:
     """Return whether a file was left by a run that was stopped before its first round."""
-    return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json", "search")
+    return path.suffix == ".partial" or path.name in (
+        "flower",
+        "sites",
+        "lock",
+        "error.txt",
+        "network.json",
+        "search",
+        "privacy",
+    )
 
 
 def _warn_of_too_many(threads: int, workers: int) -> None:
@@ -172,6 +180,11 @@ def refuse_changes(folder: Path, experiment: Experiment) -> None:
             raise UserError(
                 f"{folder} cannot be extended: train.schedule={experiment.train.schedule} plans its learning rates "
                 f"over {old} rounds; start a new run with another --out"
+            )
+        if experiment.privacy.epsilon is not None:
+            raise UserError(
+                f"{folder} cannot be extended: its noise was chosen so that {old} rounds spend privacy.epsilon="
+                f"{experiment.privacy.epsilon:g}; start a new run with another --out, which spends as much again"
             )
     if difference:
         raise UserError(

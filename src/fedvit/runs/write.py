@@ -25,6 +25,8 @@ from fedvit.engine.cost import split_costs
 from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
 from fedvit.engine.net import POOLED, Net
+from fedvit.engine.private import FOLDER as PRIVACY
+from fedvit.engine.private import spent
 from fedvit.models.build import macs_per_example
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
@@ -131,6 +133,10 @@ def write_summary(
 ) -> None:
     """Write summary.json, the very last file: its presence means that the run is finished."""
     views, clients = _view_summary(rows), run.clients
+    private = None
+    if experiment.privacy.on and isinstance(net.plan, Plan):
+        names = [POOLED] if net.plan.pooled else [row["client"] for row in clients if row["rounds_trained"]]
+        private = spent(experiment, net.plan, run.folder / PRIVACY, names)
     schedule = local.schedule if local else experiment.method.get("schedule")
     summary = {
         "method": experiment.method["name"],
@@ -157,7 +163,7 @@ def write_summary(
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,
         "peak_rss_mb": peak_mb,
-        "epsilon": None,
+        "epsilon": None if private is None else private["epsilon"],
         "warnings": doubts(
             run,
             experiment,
@@ -166,6 +172,8 @@ def write_summary(
             keeps_own=net.memory_nbytes > 0,
         ),
     }
+    if private is not None:
+        summary["privacy"] = private
     write_json(run.folder / "summary.json", summary)
 
 
