@@ -202,9 +202,9 @@ def check_progress(rows: Sequence[Mapping[str, Any]], rounds: int) -> None:
 
 def _all_failed(row: Mapping[str, Any]) -> bool:
     """Return whether no report of a round counted, and not only because train.dropout made clients fail."""
-    if NOT_AGGREGATED in row:
-        return True
     reasons = [text for name, text in row.get("failures", {}).items() if text != DROPPED]
+    if NOT_AGGREGATED in row:
+        return bool(reasons) or not row["failed"]
     return bool(reasons) and len(row["failed"]) == len(row["cohort"])
 
 

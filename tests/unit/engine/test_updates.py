@@ -1,6 +1,5 @@
 """What the server notes about the updates of a round, how it shortens them, and which methods it can protect."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,7 +225,7 @@ def test_a_cohort_too_small_for_the_aggregate_is_an_error_before_any_work() -> N
 
 def test_a_round_with_too_few_reports_leaves_the_server_as_it_was(tmp_path: Path) -> None:
     experiment = tiny("fedavgm", {"aggregate": "median", "dropout": 0.4}, cohort=3, clients=3, rounds=6)
-    rows = [json.loads(line) for line in (finish(experiment, tmp_path / "run") / "rounds.jsonl").open()]
+    rows = Run(finish(experiment, tmp_path / "run")).rounds
     kept = [row for row in rows if "not_aggregated" in row]
     assert 0 < len(kept) < len(rows), "the seed gives no such round"
     assert all(0 < len(row["failed"]) < 3 for row in kept)
@@ -240,7 +239,7 @@ def test_a_run_in_which_no_round_can_be_aggregated_stops(tmp_path: Path) -> None
     experiment = bench.experiment.model_copy(
         update={"train": bench.experiment.train.model_copy(update={"byzantine": 2})}  # as if a site were always offline
     )
-    with pytest.raises(UserError, match=r"no client has trained in 3 rounds.*3 clients reported, but median.* needs 5"):
+    with pytest.raises(UserError, match=r"no client has trained in 3 rounds.*reports of 3 clients arrived, but median.* needs 5"):
         finish(experiment, tmp_path / "run")
 
 
