@@ -22,6 +22,7 @@ from fedvit.engine.updates import Updates
 
 log = logging.getLogger(__name__)
 NOT_AGGREGATED = "not_aggregated"  # in rounds.jsonl: why the server kept its weights
+WITHHELD = "keeps its scores"  # why a client that answered has none
 _LONGEST_REASON = 200  # characters in rounds.jsonl
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\\/]+[^\s\\/:'\"]+){2,}")
 _KEY = re.compile(r"\b[0-9a-f]{16,}\b")  # an ID or hash, which differs from run to run
@@ -216,6 +217,10 @@ def evaluate(
             log.warning("round %d: client %s was not evaluated: %s", number, name, answer.reason)
             if absences is not None:
                 absences[name] = answer.reason
+            continue
+        if not answer.scalars:
+            if absences is not None:
+                absences[name] = WITHHELD
             continue
         scores[name] = dict(answer.scalars)
     if not plan.pooled:
