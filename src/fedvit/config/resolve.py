@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.robust import fewest_reports
-from fedvit.core.settings import CLIP_GRAD, FOCAL_GAMMA, Experiment, FromPython, RunSettings
+from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
@@ -209,7 +209,7 @@ def _default_clip(experiment: Experiment) -> float:
     Split plans do not by default: their clients train with Adam, whose steps are bounded.
     """
     learns_whole = _split_plan(experiment) is None
-    return CLIP_GRAD if learns_whole and not experiment.model.from_scratch else 0.0
+    return make_tune(experiment.tune).clip if learns_whole and not experiment.model.from_scratch else 0.0
 
 
 def _default_lr(experiment: Experiment, optimizer: str) -> float:

@@ -66,7 +66,7 @@ def _combine(aggregate: Aggregate, byzantine: int, weighted: Weighted) -> Tree:
     needed = fewest_reports(aggregate, byzantine)
     if len(trees) < needed:
         raise TooFewReportsError(
-            f"the reports of {len(trees)} clients arrived, but {aggregate} with train.byzantine={byzantine} needs {needed}"
+            f"{len(trees)} reports arrived, but {aggregate} with train.byzantine={byzantine} needs {needed}"
         )
     match aggregate:
         case "median":

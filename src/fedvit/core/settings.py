@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
-CLIP_GRAD = 10.0  # the default of train.clip_grad on pre-trained weights
+CLIP_GRAD = 100.0  # the default of train.clip_grad on pre-trained weights, far above their ordinary gradients
+CLIP_BIAS = 10.0  # the same for biases, whose steps are the largest: chosen on validation images (docs/results.md)
 FOCAL_GAMMA = 2.0  # the default of train.focal_gamma
 LossName = Literal["cross_entropy", "weighted", "focal", "balanced"]
 PLANNED = ("cosine", "step")  # schedules that plan their learning rates over all rounds
@@ -203,7 +204,7 @@ class TrainSettings(Table):
     clip_grad: NotNegative | None = Field(
         default=None,
         description="Largest L2 norm of a gradient over everything that is trained at once, 0: unlimited; default: "
-        f"{CLIP_GRAD:g} on pre-trained weights, otherwise 0.",
+        f"{CLIP_GRAD:g} on pre-trained weights, {CLIP_BIAS:g} with bias tuning, otherwise 0.",
     )
     warmup: Whole = Field(
         default=0,
