@@ -108,9 +108,7 @@ def test_weights_do_not_count(aggregate: robust.Aggregate) -> None:
 
 def test_too_few_reports_are_an_error_that_says_how_many_it_takes() -> None:
     assert [fewest_reports(a, 2) for a in ("mean", "median", "trimmed_mean", "krum", "multi_krum")] == [1, 5, 5, 7, 7]
-    with pytest.raises(
-        TooFewReportsError, match=r"6 reports arrived, but krum with train.byzantine=2 needs 7"
-    ):
+    with pytest.raises(TooFewReportsError, match=r"6 reports arrived, but krum with train.byzantine=2 needs 7"):
         combined("krum", reports(6), 2)
 
 

@@ -239,9 +239,7 @@ def test_a_run_in_which_no_round_can_be_aggregated_stops(tmp_path: Path) -> None
     experiment = bench.experiment.model_copy(
         update={"train": bench.experiment.train.model_copy(update={"byzantine": 2})}  # as if a site were always offline
     )
-    with pytest.raises(
-        UserError, match=r"no client has trained in 3 rounds.*3 reports arrived, but median.* needs 5"
-    ):
+    with pytest.raises(UserError, match=r"no client has trained in 3 rounds.*3 reports arrived, but median.* needs 5"):
         finish(experiment, tmp_path / "run")
 
 
