@@ -17,6 +17,7 @@ from benchmarks import (
     images,
     many_clients,
     precision,
+    privacy,
     workers,
 )
 from benchmarks.common import show
@@ -30,6 +31,7 @@ ALL = {
     "evaluation": evaluation.results,
     "editing": editing.results,
     "precision": precision.results,
+    "privacy": privacy.results,
     "channel": channel.results,
     "estimate": estimate.results,
     "backbones": backbones.results,
