@@ -8,6 +8,11 @@ import typer
 from fedvit.cli.flags import clear_errors, err, out, print_json, takes
 from fedvit.core.errors import UserError
 
+Last = Annotated[
+    bool,
+    typer.Option("--last", help="If the run kept its best round (run.keep=best): use the last round all the same."),
+]
+
 
 @takes("debug")
 def export(
@@ -27,6 +32,7 @@ def export(
     out_dir: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for the files, or the name of a single file.")
     ],
+    last: Last = False,
     **flags: Any,
 ) -> None:
     """Export trained models to files, each of which is checked against the run's own model."""
@@ -38,7 +44,7 @@ def export(
         if form not in ("timm", "onnx"):
             raise UserError(f"--format expects timm or onnx, found {form!r}")
         run = load_run(folder)
-        wanted = {"clients": client or [], "server": server, "everything": everything}
+        wanted = {"clients": client or [], "server": server, "everything": everything, "last": last}
         for one in exported(run, **wanted, form=form, out=out_dir):  # type: ignore[arg-type]
             out.print(exported_line(one.name, one.path, one.description), soft_wrap=True, highlight=False, markup=False)
 
@@ -52,6 +58,7 @@ def predict(
         str | None, typer.Option(metavar="NAME", help="If MODEL is a run: use the model of this client.")
     ] = None,
     server: Annotated[bool, typer.Option("--server", help="If MODEL is a run: use the server's model.")] = False,
+    last: Last = False,
     top: Annotated[int, typer.Option(help="Number of classes to name per image, most likely first.", min=1)] = 1,
     table: Annotated[
         Path | None,
@@ -69,7 +76,7 @@ def predict(
 
         if table is not None:
             check_writable(table.parent)
-        unreadable = predict_to(out, model_of(source, client, server=server), images, top, table)
+        unreadable = predict_to(out, model_of(source, client, server=server, last=last), images, top, table)
         if unreadable:
             raise UserError(f"{len(unreadable)} files could not be read: " + "; ".join(unreadable))
 
@@ -83,6 +90,7 @@ def evaluate(
         str | None, typer.Option(metavar="NAME", help="If MODEL is a run: use the model of this client.")
     ] = None,
     server: Annotated[bool, typer.Option("--server", help="If MODEL is a run: use the server's model.")] = False,
+    last: Last = False,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -114,7 +122,7 @@ def evaluate(
         if table is not None and (table.is_dir() or not table.parent.is_dir()):
             raise UserError(f"--csv expects a file in a folder that exists, found {table}")
         names = _class_names(classes)
-        found = score(model_of(source, client, server=server), folder, names, skip_unknown=skip_unknown)
+        found = score(model_of(source, client, server=server, last=last), folder, names, skip_unknown=skip_unknown)
         if table is not None:
             write_csv(table, found.csv_lines())
         if as_json:

@@ -246,6 +246,16 @@ class RunSettings(Table):
         default=None,
         description="Stop once the mean personal accuracy reaches this many percent; default: run all rounds.",
     )
+    keep: Literal["last", "best"] = Field(
+        default="last",
+        description="Round whose models you export and predict with: the last, or the one with the best mean accuracy "
+        "on validation images; best needs such images, see data.val.",
+    )
+    patience: Count | None = Field(
+        default=None,
+        description="Stop after this many evaluations without a better mean accuracy on validation images; default: "
+        "run all rounds.",
+    )
     track: Literal["tensorboard"] | None = Field(
         default=None, description="Write scalars to this tracker during the run."
     )

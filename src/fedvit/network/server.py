@@ -24,6 +24,7 @@ from fedvit.engine.net import Net
 from fedvit.engine.transport import Transport
 from fedvit.network.site import Federation
 from fedvit.runs.execute import begin_run, run_log
+from fedvit.runs.kept import check_validation, refuse_over_network
 from fedvit.runs.resume import refuse_changes
 from fedvit.runs.write import Holding
 from fedvit.split.plan import SplitPlan
@@ -115,8 +116,10 @@ def serve_sites(
 
 
 def check_servable(experiment: Experiment, net: Net) -> None:
-    """Refuse a method that cannot run over Flower between sites."""
+    """Refuse a method or a setting that cannot run over Flower between sites."""
     label = experiment.label
+    refuse_over_network(experiment)
+    check_validation(experiment, None)
     if isinstance(net.plan, SplitPlan):
         raise UserError(f"{label} is a split learning method, which runs over gRPC: use fedvit split-server")
     if net.plan.not_between_sites is not None:

@@ -41,10 +41,10 @@ class Exported:
 
 
 def export(
-    run: Run, *, clients: list[str], server: bool, everything: bool, form: Format, out: Path
+    run: Run, *, clients: list[str], server: bool, everything: bool, form: Format, out: Path, last: bool = False
 ) -> Iterator[Exported]:
     """Write the requested models into the folder `out`, or to `out` itself if it names a file."""
-    opened = open_run(run)
+    opened = open_run(run, last=last)
     names = opened.clients if everything else clients
     with_server = server or (everything and why_no_server(opened) is None)
     if not names and not with_server:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
-from fedvit.core.files import make_folder, read_lines, replacing, strict_json, write_json, write_text
+from fedvit.core.files import make_folder, read_lines, replacing, strict_json, write_bytes, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -21,6 +21,7 @@ from fedvit.data.dataset import Dataset
 from fedvit.data.partition.groups import count_patients
 from fedvit.data.partition.records import Partition
 from fedvit.data.partition.split import partition_counts
+from fedvit.engine.checkpoint import read_scores
 from fedvit.engine.cost import split_costs
 from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
@@ -28,6 +29,7 @@ from fedvit.engine.net import POOLED, Net
 from fedvit.models.build import macs_per_example
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.kept import kept_summary
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ def write_summary(
         "seconds": seconds,
         "peak_rss_mb": peak_mb,
         "epsilon": None,
+        "kept": kept_summary(rows, experiment.run),
         "warnings": doubts(
             run,
             experiment,
@@ -166,6 +169,8 @@ def write_summary(
             keeps_own=net.memory_nbytes > 0,
         ),
     }
+    if summary["kept"] is not None:
+        write_bytes(run.folder, "kept.csv", read_scores(run.folder / "checkpoint", summary["kept"]["round"]))
     write_json(run.folder / "summary.json", summary)
 
 
