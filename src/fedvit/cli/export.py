@@ -33,9 +33,15 @@ def export(
         Path, typer.Option("--out", metavar="DIR", help="Folder for the files, or the name of a single file.")
     ],
     last: Last = False,
+    license_: Annotated[
+        str | None, typer.Option("--license", metavar="TEXT", help="License of the model, for its card.")
+    ] = None,
+    intended_use: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What the model is meant for, for its card.")
+    ] = None,
     **flags: Any,
 ) -> None:
-    """Export trained models to files, each of which is checked against the run's own model."""
+    """Export trained models to files, each with a model card and checked against the run's own model."""
     with clear_errors(flags["debug"]):
         from fedvit.report.tables import exported_line
         from fedvit.runs.export import export as exported
@@ -45,8 +51,10 @@ def export(
             raise UserError(f"--format expects timm or onnx, found {form!r}")
         run = load_run(folder)
         wanted = {"clients": client or [], "server": server, "everything": everything, "last": last}
-        for one in exported(run, **wanted, form=form, out=out_dir):  # type: ignore[arg-type]
+        said = {"license": license_, "intended_use": intended_use}
+        for one in exported(run, **wanted, **said, form=form, out=out_dir):  # type: ignore[arg-type]
             out.print(exported_line(one.name, one.path, one.description), soft_wrap=True, highlight=False, markup=False)
+            out.print(f"  card: {one.card}", soft_wrap=True, highlight=False, markup=False)
 
 
 @takes("debug")

@@ -54,7 +54,7 @@ class Flags:
     pretrained: Annotated[
         bool | None,
         typer.Option(
-            "--pretrained", help="Start from the pre-trained weights on timm's hub (default: random weights)."
+            "--pretrained", help="Start from the pre-trained weights on the hub (default: random weights)."
         ),
     ] = None
     clients: Annotated[

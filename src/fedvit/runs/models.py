@@ -24,6 +24,7 @@ from fedvit.engine.client_store import ClientStore
 from fedvit.engine.loop import for_round
 from fedvit.engine.net import Net, join_plugins, make_net, window_of
 from fedvit.engine.worker import Worker, load_data
+from fedvit.models.build import portable
 from fedvit.models.cuts import Cut, Parts, Where
 from fedvit.models.plugins.specs import SecondHead
 from fedvit.models.token_skipping import give_all_tokens_, skip_unread_tokens_
@@ -53,6 +54,7 @@ class OpenedRun:
     store: ClientStore
     split: dict[str, Any]  # split.json
     received: Payload | None = None  # at a site: the server's last message
+    kept_best: bool = False  # whether this is the round that the run kept as its best on validation images
 
     def down(self, name: str) -> Payload:
         """Return the server's message to a client: the one it received, or the one it would be sent now."""
@@ -63,6 +65,13 @@ class OpenedRun:
     @property
     def clients(self) -> list[str]:
         return list(self.split["clients"])
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """The views of this round over all clients, from the files of a finished run."""
+        summary = self.run.summary if self.run.finished else {"views": {}}
+        found: dict[str, Any] = summary["kept"]["views"] if self.kept_best and "kept" in summary else summary["views"]
+        return found
 
     @cached_property
     def worker(self) -> Worker:
@@ -107,7 +116,7 @@ def open_run(run: Run, *, last: bool = False) -> OpenedRun:
     if "class_names" not in split:
         raise UserError(f"{saved} does not name the classes: the run was made by a version too old to be opened")
     net = make_net(experiment, len(split["class_names"]), torch.device("cpu"))
-    return OpenedRun(run, experiment, net, replace(server, clients=seen), store, split, message)
+    return OpenedRun(run, experiment, net, replace(server, clients=seen), store, split, message, best is not None)
 
 
 def _saved(rows: Rows, newest: int) -> Rows:
@@ -264,7 +273,7 @@ def describe(opened: OpenedRun, client: str | None, window: Window = FULL, parte
         round=opened.server.round,
         method=shared_options(experiment.method, window.rate),
         tune=experiment.tune,
-        model=experiment.model.model_copy(update={"weights": None, "pretrained": False, "fingerprint": None}),
+        model=portable(experiment.model),
         plugins=[plugin_table(plugin) for plugin in join_plugins(net.plan.build, net.tune.build)],
         rate=window.rate,
         split=parted,

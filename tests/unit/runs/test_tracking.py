@@ -128,6 +128,6 @@ def test_without_the_package_it_names_the_command_and_writes_nothing(
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
-    status, _, message = call("run", *QUICK, "--set", "run.track=wandb", "--out", tmp_path / "r")
+    status, _, message = call("run", *QUICK, "--set", "run.track=aim", "--out", tmp_path / "r")
     assert status == 2
     assert "run.track" in message
