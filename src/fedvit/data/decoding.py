@@ -32,6 +32,7 @@ def decode(file: Path, size: tuple[int, int], modes: Counter[str], window: str |
             raise UnreadableError(f"{file} is not a regular file")
         if dicom.is_dicom(file):
             colour, mode = _from_dicom(file, window)
+            modes["dicom"] += 1
         else:
             colour, mode = _from_pil(file, window, modes)
         image = Image.fromarray(colour).convert("RGB")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedvit.core.errors import UserError
 from fedvit.core.files import check_writable, write_text
-from fedvit.models.build import PYTHON, build
+from fedvit.models.build import PYTHON, backbone, build
 from fedvit.models.folding import CannotFoldError
 from fedvit.models.width import narrow
 from fedvit.runs.card import KEY as CARD
@@ -99,6 +99,8 @@ def _write_timm(model: nn.Module, opened: OpenedRun, path: Path, card: Card) -> 
         description = description.model_copy(update={"not_timm": str(why)})
         weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     own = opened.experiment.own.module
+    if own is None and description.model.name == PYTHON:  # a model of the hub that timm alone cannot name
+        own = backbone(opened.experiment.model.model_copy(update={"pretrained": False}), len(description.classes))
 
     def again(unchecked: Path) -> nn.Module:
         return _load_safetensors(unchecked, own)

@@ -18,6 +18,7 @@ from fedvit.core.files import write_csv
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
 from fedvit.data.decoding import decode
+from fedvit.data.dicom import is_dicom
 from fedvit.runs.description import Description
 from fedvit.runs.export import load_model
 from fedvit.runs.folder import load_run
@@ -100,8 +101,13 @@ def images_below(folder: Path) -> list[Path]:
     return [
         file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.suffix.lower() in folders.SUFFIXES and not hidden(file.relative_to(folder))
+        if not hidden(file.relative_to(folder)) and file.is_file() and _is_image(file)
     ]
+
+
+def _is_image(file: Path) -> bool:
+    """Return whether a file is an image by its suffix or, without one, a DICOM file by its mark."""
+    return file.suffix.lower() in folders.SUFFIXES or (not file.suffix and is_dicom(file))
 
 
 def hidden(path: Path) -> bool:

@@ -271,9 +271,9 @@ def test_without_validation_images_nothing_is_chosen_and_nothing_written(tmp_pat
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        ({**BEST, "run.eval_every": 0}, "run.keep=best compares evaluated rounds"),
+        ({"data.val": 0.3, "run.keep": "best", "run.eval_every": 0}, "run.keep=best compares evaluated rounds"),
         ({"data.val": 0.3, "run.patience": 2, "run.eval_every": 0}, "run.patience=2 compares evaluated rounds"),
-        ({**BEST, "run.evaluate": "in_round"}, "needs run.evaluate=after"),
+        ({"data.val": 0.3, "run.keep": "best", "run.evaluate": "in_round"}, "needs run.evaluate=after"),
         ({"run.keep": "worst"}, "run.keep"),
         ({"run.patience": 0}, "run.patience"),
     ],
