@@ -12,6 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedvit.core.errors import UserError
 from fedvit.core.files import Version, write_bytes
 from fedvit.core.payload import Payload, from_bytes, to_bytes
@@ -19,6 +21,7 @@ from fedvit.core.server import Server
 from fedvit.engine.client_store import ClientStore
 
 log = logging.getLogger(__name__)
+NORMS = "update_norms"  # the lengths of past updates, for train.clip_update=auto
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)
 
 
@@ -29,7 +32,10 @@ def save_checkpoint(
 
     `scores` is the round's clients.csv, for a run that may come back to this round.
     """
-    blob = to_bytes(Payload({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
+    trees = {"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}
+    if server.norms:
+        trees[NORMS] = {NORMS: torch.tensor(server.norms, dtype=torch.float64)}
+    blob = to_bytes(Payload(trees))
     version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
     manifest: dict[str, Any] = {"round": server.round, "server": version, "clients": store.versions}
     if scores is not None:
@@ -110,7 +116,8 @@ def _load_generation(path: Path, store: ClientStore) -> Server:
     trees = from_bytes(blob, copy=True).trees
     memory = {k.removeprefix("memory:"): v for k, v in trees.items() if k.startswith("memory:")}
     store.versions = manifest["clients"]
-    return Server(manifest["round"], dict(trees.get("shared", {})), memory)
+    norms = trees[NORMS][NORMS].tolist() if NORMS in trees else ()
+    return Server(manifest["round"], dict(trees.get("shared", {})), memory, norms=tuple(norms))
 
 
 def whole(folder: Path, version: Version) -> bytes:
