@@ -10,6 +10,7 @@ import torch
 
 from fedvit.core.errors import UserError
 from fedvit.core.settings import Experiment, RunSettings
+from fedvit.engine.net import make_net
 from fedvit.runs.evaluate import evaluate
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.export import export, load_model
@@ -286,3 +287,37 @@ def test_settings_that_leave_nothing_to_choose_are_refused(sets: dict[str, Any],
 def test_keep_without_a_table_still_means_that_of_the_method() -> None:
     assert tiny("partialfed", {"keep": "norm"}).method["keep"] == "norm"
     assert tiny("fedper", {"keep": "best", "data.val": 0.3}).run.keep == "best"
+
+
+# Over a network.
+
+
+def test_over_a_network_the_best_round_is_refused_and_patience_needs_validation_images(tmp_path: Path) -> None:
+    pytest.importorskip("grpc", reason="needs grpcio: pip install 'fedvit[split]'")
+    from fedvit.network.grpc.server import serve_split
+    from fedvit.network.server import check_servable
+
+    experiment = tiny("fedper", {"data.val": 0.3, "run.keep": "best"})
+    net = make_net(experiment, 10, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"run.keep=best works in one process only"):
+        check_servable(experiment, net, ["a", "b"])
+    with pytest.raises(UserError, match=r"run.patience=2 .*data.val=0.2"):
+        check_servable(tiny("fedper", {"run.patience": 2}), net, ["a", "b"])
+    for sets, words in (({"data.val": 0.3, "run.keep": "best"}, "one process only"), ({"run.patience": 2}, "data.val")):
+        with pytest.raises(UserError, match=words):
+            next(serve_split(tiny("fedv", sets), tmp_path / "s", "127.0.0.1:0", None, ["a"]))
+
+
+def test_patience_stops_a_run_over_flower_in_the_same_round(tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="needs flwr: pip install 'fedvit[flower]'")
+    from tests.grid import Federated
+
+    experiment = tiny("fedper", {**VAL, "run.patience": 1}, **{**WILD, "rounds": 12})
+    alone = Run(finish(experiment, tmp_path / "alone"))
+    sites = Federated(experiment, tmp_path / "f")
+    sites.finish()
+    assert 1 < len(alone.rounds) < 12
+    assert [row["views"]["personal"] for row in Run(sites.out).rounds] == [
+        row["views"]["personal"] for row in alone.rounds
+    ]
+    assert Run(sites.out).finished
