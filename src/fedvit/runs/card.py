@@ -159,12 +159,23 @@ def _scores(opened: OpenedRun, description: Description) -> list[str]:
 
 def _privacy(opened: OpenedRun) -> list[str]:
     epsilon = opened.run.summary.get("epsilon") if opened.run.finished else None
-    spent = "none spent: the run was not differentially private" if epsilon is None else f"epsilon {epsilon}"
-    return [
-        f"- Privacy budget: {spent}.",
-        "- Images and labels did not leave their clients in training. Weights can still reveal something about the "
-        "images that they were trained on, unless a budget above says how little.",
-    ]
+    spent = "none spent; the run was not differentially private" if epsilon is None else f"epsilon {epsilon}"
+    return [f"- Privacy budget: {spent}.", f"- {_what_left(opened)}"]
+
+
+def _what_left(opened: OpenedRun) -> str:
+    """Say what left the clients in training, as the method has it."""
+    plan = opened.net.plan
+    if not isinstance(plan, Plan):
+        return "Activations of images and their gradients left the clients at every step, and can reveal the images."
+    if plan.not_between_sites is not None:
+        return f"Images, or what is made of them, left their clients: {plan.name} {plan.not_between_sites}."
+    if opened.experiment.method.get("python"):
+        return "What left the clients is what this method, a plan of its author's own, sends."
+    return (
+        "Images and labels did not leave their clients in training. Weights can still reveal something about the "
+        "images that they were trained on, unless a budget above says how little."
+    )
 
 
 def _counts(split: Mapping[str, Any]) -> dict[str, dict[str, int]]:

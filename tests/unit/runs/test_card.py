@@ -72,7 +72,8 @@ def test_what_nobody_said_is_not_stated_and_what_somebody_said_is_quoted(run: Ru
     silent = exported(run, tmp_path / "a").card.read_text()
     assert "## Intended use\n\nnot stated\n" in silent
     assert "- Of this model: not stated." in silent
-    assert "none spent: the run was not differentially private" in silent
+    assert "none spent; the run was not differentially private" in silent
+    assert "Images and labels did not leave their clients" in silent
     flags = ["--license", "CC-BY-4.0", "--intended-use", "a second opinion\n# for residents | and <b>no</b> others"]
     status, shown, message = call("export", run.folder, "--client", "1", *flags, "--out", tmp_path / "b")
     assert status == 0, message
@@ -98,6 +99,21 @@ def test_the_servers_card_says_how_the_server_scored(tmp_path: Path) -> None:
     assert f"Mean accuracy: {run.summary['server_accuracy']:.1f} %" in text
     assert "the server's model of a fedavg run" in text
     assert "one person's images may be among both" in text  # nobody said whose the digits are
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("centralized", "Images, or what is made of them, left their clients: centralized pools all images"),
+        ("fedfed", "Images, or what is made of them, left their clients: fedfed sends residuals"),
+        ("fedv", "Activations of images and their gradients left the clients"),
+    ],
+)
+def test_a_method_that_sends_more_than_weights_says_so(method: str, words: str, tmp_path: Path) -> None:
+    run = Run(finish(small(method, rounds=1), tmp_path / "r", dataset=digits()))
+    text = exported(run, tmp_path / "out").card.read_text()
+    assert words in text
+    assert "did not leave" not in text
 
 
 def test_patients_are_counted_and_no_name_of_theirs_or_path_of_the_disk_is_in_a_card(tmp_path: Path) -> None:
