@@ -109,6 +109,7 @@ class Plan:
         check: Raises an error if the model is unsuitable.
         choice: The layers among which each client chooses those that stay its own, if the method does this.
         not_between_sites: Why the method's messages must not cross a network, or None.
+        one_label_only: Why an image must not have several labels, or None.
         remembers: For `fedvit cost`: the trees that a client keeps besides its personal weights.
         loss_terms: How many losses, each as large as a cross-entropy, the training loss sums up; 1 for FedAvg.
         passes: For `fedvit cost`: the training passes per image and epoch; 1 for FedAvg.
@@ -130,6 +131,7 @@ class Plan:
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None
     choice: LayerChoice | None = None
     not_between_sites: str | None = None
+    one_label_only: str | None = None
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     loss_terms: int = 1
     passes: Callable[[int], float] = lambda epochs: 1.0

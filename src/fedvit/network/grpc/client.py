@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedvit.core import tree
@@ -16,7 +15,7 @@ from fedvit.core.errors import PublicError, UserError, nearest, one_line
 from fedvit.core.metrics import view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
-from fedvit.data.dataset import Dataset
+from fedvit.data.dataset import Dataset, count_present
 from fedvit.data.partition.records import Partition
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.worker import Worker, load_data
@@ -69,7 +68,7 @@ class SplitClient:
             "name": name,
             "train": len(part.train),
             "test": len(part.test),
-            "classes_here": len(np.unique(dataset.labels[part.train])),
+            "classes_here": count_present(dataset.labels[part.train]),
             "common": common(experiment, self.net, dataset.class_names),
         }
         self.state = SiteState(state)
