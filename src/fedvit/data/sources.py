@@ -205,6 +205,9 @@ def from_npz(path: Path, *, join_val: bool = True) -> Dataset:
         if len(images[-1]) != len(labels[-1]):
             raise UserError(f"{path}: {part}_images and {part}_labels have different lengths")
         tests.append(np.full(len(labels[-1]), part == "test"))
+    if len({part.shape[1:] for part in labels}) > 1:
+        told = ", ".join(f"{part}_labels {one.shape}" for part, one in zip(parts, labels, strict=True))
+        raise UserError(f"{path}: expected one class number per image or the same labels in every part, found {told}")
     numbers = np.concatenate(labels)
     names = class_names(arrays.get("class_names"), numbers, path)
     return Dataset(path.stem, join_parts(images, path), numbers, names, np.concatenate(tests))

@@ -136,6 +136,7 @@ def _shows_counts(key: str) -> bool:
 
 def rounded(name: str, value: float) -> float:
     """Return a score without the digits from which class sizes follow."""
+    name = name.rstrip("_0123456789")  # of the label, for several labels per image
     step = next(step for end, step in STEPS.items() if name.endswith(end))
     if name.endswith("loss"):
         value = max(-LARGEST_LOSS, min(LARGEST_LOSS, value))
