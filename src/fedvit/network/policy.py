@@ -63,8 +63,8 @@ def read_policy(path: Path | None) -> Policy:
         return Policy(**tomllib.loads(path.read_text()))
     except OSError as problem:
         raise UserError(f"the policy {path} cannot be read: {problem.strerror}") from problem
-    except tomllib.TOMLDecodeError as problem:
-        raise UserError(f"the policy {path} is not valid TOML: {problem}") from problem
     except ValidationError as problem:
         keys = ", ".join(Policy.model_fields)
         raise UserError(f"the policy {path}: {readable(problem)}; the valid keys are {keys}") from problem
+    except (ValueError, RecursionError) as problem:  # not TOML, or not UTF-8
+        raise UserError(f"the policy {path} is not valid TOML: {problem}") from problem
