@@ -2,7 +2,8 @@
 
     python -m benchmarks.kills [--kills 100] [--kinds local workers flower split] [--seed 0]
 
-Every run is a command in processes of its own, and every kill is a SIGKILL, which no process can notice. Of a run on
+Every run is a command in processes of its own (those of `local` and `split` are forked from one that has imported
+PyTorch, which is faster), and every kill is a SIGKILL, which no process can notice. Of a run on
 one machine, the command or one of its workers is killed; over Flower, everything at once, as by a power cut; of split
 learning, the server or everything at once. (A site or client that dies alone costs its round: then other bytes are
 right.) Each kill comes at a random time between the start of the processes and the time that the undisturbed run took.
@@ -25,16 +26,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import psutil
 
 from benchmarks.common import Result, show
+from fedvit.cli.main import app
+from fedvit.engine.processes import context_for
 from fedvit.network.flower.trial import free_port
 
 Kind = Literal["local", "workers", "flower", "split"]
 KINDS = get_args(Kind)
-SHARES = {"local": 35, "workers": 30, "split": 25, "flower": 10}  # of the kills; those over Flower take longest
+SHARES = {"local": 35, "workers": 20, "split": 37, "flower": 8}  # of the kills; those over Flower take longest
 MOST = 6  # kills of one run; then it may finish
 WAIT = 1200  # seconds after which a run that nobody kills hangs
 NAMES = ("0", "1", "2")
@@ -51,6 +54,45 @@ OWN = {
 SAME = ("rounds.jsonl", "clients.csv", "confusion.json")
 
 
+class Command:
+    """A command of ours as a process; `forked` from one that has imported PyTorch, or quite by itself."""
+
+    def __init__(self, words: list[str], folder: Path, output: Path, *, forked: bool):
+        self.process: Any = None
+        if forked:
+            self.process = context_for(["cpu"]).Process(target=_become, args=(words, folder, output))
+            self.process.start()
+        else:
+            with output.open("ab") as stream:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "fedvit", *words], cwd=folder, stdout=stream, stderr=stream,
+                    stdin=subprocess.DEVNULL,
+                )  # fmt: skip
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the status, or None if the process still runs after this time."""
+        if isinstance(self.process, subprocess.Popen):
+            with suppress(subprocess.TimeoutExpired):
+                return self.process.wait(seconds)
+            return None
+        self.process.join(seconds)
+        return cast("int | None", self.process.exitcode)
+
+    @property
+    def number(self) -> int:
+        return int(self.process.pid)
+
+
+def _become(words: list[str], folder: Path, output: Path) -> None:
+    """Do in a forked process what the command does."""
+    os.chdir(folder)
+    with output.open("ab") as stream:
+        for number in (1, 2):
+            os.dup2(stream.fileno(), number)
+    sys.argv = ["fedvit", *words]
+    app(words)
+
+
 @dataclass
 class Disturbed:
     """A run in a folder of its own, and its processes; the first one, `main`, ends when the run is finished."""
@@ -58,7 +100,7 @@ class Disturbed:
     kind: str
     folder: Path
     port: int = field(default_factory=free_port)
-    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    processes: dict[str, Command] = field(default_factory=dict)
     kills: int = 0
 
     def commands(self) -> dict[str, list[str]]:
@@ -80,33 +122,19 @@ class Disturbed:
     def start(self) -> None:
         """Start every process that does not run."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
         for name, words in self.commands().items():
-            if name in self.processes and self.processes[name].poll() is None:
-                continue
-            with (self.folder / f"output-{name}.txt").open("ab") as stream:
-                self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-m", "fedvit", *words], cwd=self.folder, env=environment, stdout=stream,
-                    stderr=stream, stdin=subprocess.DEVNULL,
-                )  # fmt: skip
-
-    def finish(self, seconds: float | None) -> bool:
-        """Wait for the end of the run, for this long; return whether it came."""
-        try:
-            status = self.processes["main"].wait(WAIT if seconds is None else seconds)
-        except subprocess.TimeoutExpired:
-            if seconds is None:
-                raise SystemExit(f"a {self.kind} run in {self.folder} does not end: {self.said()}") from None
-            return False
-        return status == 0
+            if name not in self.processes or self.processes[name].wait(0) is not None:
+                output = self.folder / f"output-{name}.txt"
+                forked = self.kind in ("local", "split")
+                self.processes[name] = Command(words, self.folder, output, forked=forked)
 
     def kill(self, rng: random.Random) -> None:
         """Kill one process or all of them, as the kind of run wants it."""
-        tree = {name: family(process.pid) for name, process in self.processes.items()}
+        tree = {name: family(process.number) for name, process in self.processes.items()}
         everything = [one for members in tree.values() for one in members]
         victims = {
             "local": everything,
-            "workers": [rng.choice(tree["main"])],
+            "workers": [rng.choice(tree["main"])] if tree["main"] else [],
             "flower": everything,
             "split": rng.choice([tree["main"], everything]),
         }[self.kind]
@@ -124,10 +152,10 @@ class Disturbed:
 
     def end(self) -> None:
         for process in self.processes.values():
-            for member in family(process.pid):
+            for member in family(process.number):
                 with suppress(psutil.Error):
                     member.send_signal(signal.SIGKILL)
-            process.wait()
+            process.wait(WAIT)
 
     def said(self) -> str:
         return (self.folder / "output-main.txt").read_text(errors="replace")[-2000:]
@@ -190,12 +218,12 @@ def finish(run: Disturbed, rng: random.Random | None = None, kills: int = 0, dur
     try:
         while True:
             run.start()
-            again = rng is not None and run.kills < kills
-            if run.finish(rng.uniform(0, duration) if again and rng is not None else None):
+            patience = rng.uniform(0, duration) if rng is not None and run.kills < kills else None
+            status = run.processes["main"].wait(WAIT if patience is None else patience)
+            if status == 0:
                 return
-            if run.processes["main"].poll() is not None:
-                raise SystemExit(f"a {run.kind} run in {run.folder} failed: {run.said()}")
-            assert rng is not None
+            if status is not None or rng is None or patience is None:
+                raise SystemExit(f"a {run.kind} run in {run.folder} failed or hangs: {run.said()}")
             run.kill(rng)
     finally:
         run.end()
@@ -207,4 +235,5 @@ if __name__ == "__main__":
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
+    os.environ.update(OMP_NUM_THREADS="1", NO_COLOR="1")
     show(results(given.kills, tuple(given.kinds), given.seed))

@@ -82,8 +82,6 @@ def branches_of(covers: Sequence[Callable[..., Any]], work: Callable[[], None]) 
             for line, (total, hit) in found.items():
                 if first <= line <= last:
                     has, taken = has + total, taken + hit
-                    if hit < total:
-                        print("   missing", Path(file).name, line)
     return has, taken
 
 

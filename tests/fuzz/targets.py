@@ -169,7 +169,7 @@ def files(real: Recorded, folder: Path) -> list[Target]:
     columns, plain = recorded.manifest_texts(folder)
     (folder / "b.csv").write_bytes(columns)
     ways = [({}, columns), ({"more": ("north",)}, columns), ({"path": "*.csv"}, columns), ({}, plain),
-            ({"more": (None, r"p(\d)")}, plain), ({"more": (None, r"p(\d)")}, columns)]  # fmt: skip
+            ({"more": (None, r"([a-z])\d?[.]png")}, plain)]  # fmt: skip
     return [
         Target("checkpoint manifest", [kept.read_text(), ""], lambda text, rng: mutated_text(text or "[]", rng), load,
                (UserError,), fine_checkpoint,
@@ -241,30 +241,31 @@ def mutated_array(array: Array, rng: Random) -> Array:
 
 
 def mutated_npz(blob: bytes, rng: Random) -> bytes:
-    """Change a zip of arrays: its bytes, the text of one array's header, or the arrays that there are."""
+    """Change a zip of arrays: its bytes, one array's content or shape, or the arrays that there are."""
     if rng.random() < 0.5:
         return mutated_bytes(blob, rng)
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(blob)) as old, zipfile.ZipFile(out, "w") as new:
         names = old.namelist()
+        contents = {name: old.read(name) for name in names}
         victim = rng.choice(names)
-        for name in names:
-            content = old.read(name)
-            if name == victim:
-                match rng.randrange(4):
-                    case 0:
-                        continue
-                    case 1:
-                        new.writestr(rng.choice(("class_names.npy", "val_images.npy", "x", "../x.npy")), content)
-                    case 2:
-                        content = mutated_bytes(content, rng)
-                    case _:
-                        shape = rng.choice(
-                            (b"(10**13,)", b"(9999999999999,)", b"(-1,)", b"()", b"(4, 2)", b"(0, 2, 2, 3)")
-                        )
-                        content = content.replace(b"'shape': (4,", b"'shape': " + shape[:-1] + b",", 1)
+        match rng.randrange(4):
+            case 0:
+                del contents[victim]
+            case 1:
+                contents[rng.choice(("class_names.npy", "val_images.npy", "x", "../x.npy"))] = contents[victim]
+            case 2:
+                contents[victim] = mutated_bytes(contents[victim], rng)
+            case _:
+                first = rng.choice((b"9999999999999", b"2", b"3", b"-1", b"", b"4, 2", b"0", b"'4'", b"[4]"))
+                contents[victim] = contents[victim].replace(b"'shape': (4,", b"'shape': (" + first + b",", 1)
+        for name, content in contents.items():
             new.writestr(name, content)
-    return out.getvalue()
+    found = out.getvalue()
+    if rng.random() < 0.1:  # a size in the list of contents that is not true
+        at = found.rindex(b"PK\x01\x02") + 24
+        found = found[:at] + b"\xf0\xff\xff\xff" + found[at + 4 :]
+    return found
 
 
 # What must hold for whatever is accepted.

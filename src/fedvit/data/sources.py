@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import zipfile
-import zlib
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec

@@ -160,7 +160,7 @@ def read_order(content: Payload, about: Mapping[str, Any]) -> Order:
         raise PublicError("the server's message names no round to continue from")
     if round_ is None or not 1 <= round_ <= MOST_ROUNDS or round_ != int(round_):
         raise PublicError("the server's message names no round")
-    if not all(math.isfinite(value) for value in content.scalars.values()):
+    if not all(abs(value) < math.inf for value in content.scalars.values()):  # NaN is not, either
         raise PublicError("the server's message has numbers that are not finite")
     return Order(run, int(round_), continues)
 
