@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 from typing import TypedDict
 
+import torch
+
 from fedvit.core.errors import UserError
 from fedvit.core.files import Version, write_bytes
 from fedvit.core.payload import Payload, from_bytes, to_bytes
@@ -18,6 +20,7 @@ from fedvit.core.server import Server
 from fedvit.engine.client_store import ClientStore
 
 log = logging.getLogger(__name__)
+NORMS = "update_norms"  # the lengths of past updates, for train.clip_update=auto
 FILE = re.compile(r"(clients/)?[^/\0]+\.safetensors")  # of a checkpoint, below its folder
 
 
@@ -31,7 +34,10 @@ class Manifest(TypedDict):
 
 def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
     """Commit a finished round to disk."""
-    blob = to_bytes(Payload({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
+    trees = {"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}
+    if server.norms:
+        trees[NORMS] = {NORMS: torch.tensor(server.norms, dtype=torch.float64)}
+    blob = to_bytes(Payload(trees))
     version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
     manifest = Manifest(round=server.round, server=version, clients=store.versions)
     write_bytes(folder, manifest_name(server.round), json.dumps(manifest, sort_keys=True).encode())
@@ -69,7 +75,8 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
             current = {version["file"] for version in store.versions.values()}
             older = sorted(f"clients/{path.name}" for path in folder.glob("clients/*"))
             store.superseded = [(manifest["round"], file) for file in older if file not in current]
-        return Server(manifest["round"], dict(trees.get("shared", {})), memory)
+        norms = trees[NORMS][NORMS].tolist() if NORMS in trees else ()
+        return Server(manifest["round"], dict(trees.get("shared", {})), memory, norms=tuple(norms))
     if damage:
         raise UserError(
             f"no generation of the checkpoint in {folder} is intact ({'; '.join(damage)}): "
