@@ -7,6 +7,7 @@ kept, so a damaged file costs one round. Randomness needs no state, because it i
 import hashlib
 import json
 import logging
+import re
 from pathlib import Path
 
 from fedvit.core.errors import UserError
@@ -16,6 +17,7 @@ from fedvit.core.server import Server
 from fedvit.engine.client_store import ClientStore
 
 log = logging.getLogger(__name__)
+_FILE = re.compile(r"(server|scores)-\d{6,}\.(safetensors|csv)|clients/[^/\x00]+-\d{6,}\.safetensors")
 
 
 def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
@@ -47,7 +49,7 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
             blob = whole(folder, manifest["server"])
             for version in manifest["clients"].values():
                 whole(folder, version)  # one at a time, because all memories together may not fit in RAM
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
             damage.append(f"{path.name}: {problem}")
             log.warning("checkpoint %s is damaged (%s); trying the previous generation", path.name, problem)
             continue
@@ -68,8 +70,16 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
     return None
 
 
+def newest_round(folder: Path) -> int:
+    """Return the round of the newest generation, intact or not, or 0 if there is none."""
+    rounds = (path.stem.rpartition("-")[2] for path in folder.glob("manifest-*.json"))
+    return max((int(number) for number in rounds if number.isdecimal()), default=0)
+
+
 def whole(folder: Path, version: Version) -> bytes:
-    """Return the bytes of a file after checking that they are the ones that were written."""
+    """Return the bytes of a file after checking that it is one of a checkpoint, with the bytes that were written."""
+    if not _FILE.fullmatch(version["file"]):
+        raise ValueError(f"{version['file'][:200]!r} is not a file of a checkpoint")
     blob = (folder / version["file"]).read_bytes()
     if hashlib.sha256(blob).hexdigest() != version["sha256"]:
         raise ValueError(f"{version['file']} has changed since it was written")
