@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,9 +84,7 @@ def test_a_manifest_that_is_none_is_damage(text: str, tmp_path: Path) -> None:
 
 def test_weights_with_which_nobody_can_go_on_are_not_saved(tmp_path: Path) -> None:
     experiment = tiny("fedavgm", {"method.server_lr": 1e35, "run.eval_every": 0}, **FEW, rounds=3)
-    with pytest.raises(
-        DivergedError, match=r"the server's weights became .* in round 1. The run is saved up to round 0"
-    ):
+    with pytest.raises(DivergedError, match=r"weights became .* in round 1. The run is saved up to round 0"):
         finish(experiment, tmp_path / "r")
     assert not Run(tmp_path / "r").rounds
     assert not list((tmp_path / "r" / "checkpoint").glob("manifest*"))
@@ -115,9 +114,7 @@ def test_a_message_from_the_future_does_not_block_a_site(tmp_path: Path) -> None
     assert "code" not in ask(federated, "r", 1.0, continues=0, round_=1)
 
 
-def ask(
-    federated: Federated, run: str, scale: float, *, continues: int, round_: int, years: float = 0
-) -> dict[str, object]:
+def ask(federated: Federated, run: str, scale: float, *, continues: int, round_: int, years: float = 0) -> Any:
     """The answer of site 0 to a training message with the initial weights times a number, dated in some years."""
     import torch
     from flwr.app import Message
