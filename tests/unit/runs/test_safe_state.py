@@ -69,7 +69,7 @@ def test_a_manifest_that_names_a_file_elsewhere_deletes_and_reads_nothing(tmp_pa
     list(start_or_resume(experiment, tmp_path / "r", resume=True))
     assert victim.is_file()
     assert Run(tmp_path / "r").finished
-    assert "not a file of a checkpoint" in (tmp_path / "r" / "log.txt").read_text()
+    assert "it names a file that no checkpoint has" in (tmp_path / "r" / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"server": 3, "clients": []}', "[" * 100_000])

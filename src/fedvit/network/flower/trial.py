@@ -99,7 +99,7 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
     need_flower()
     experiment, federation, dataset, partition = for_trial(experiment)
     net = make_net(experiment, dataset.classes, torch.device("cpu"))
-    check_servable(experiment, net)
+    check_servable(experiment, net, federation.sites)
     folder = folder.resolve()
     with ExitStack() as stack:
         stack.enter_context(only_run(folder, TRIAL_LOCK))  # its server takes the lock of the run itself
