@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
+from fedvit.core.robust import fewest_reports
 from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of
@@ -133,6 +134,13 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
         never = f", {experiment.data.unseen} of them never trained" if experiment.data.unseen else ""
         raise UserError(
             f"a cohort of {cohort} cannot be sampled from {clients} clients{never}: use --cohort {seen} or less"
+        )
+    needed = fewest_reports(train.aggregate, train.byzantine)
+    if cohort < needed:
+        raise UserError(
+            f"train.aggregate={train.aggregate} with train.byzantine={train.byzantine} needs the reports of at least "
+            f"{needed} clients in a round, but train.cohort is {cohort}: sample more, or choose "
+            f"{'median or trimmed_mean' if 'krum' in train.aggregate and cohort > 2 * train.byzantine else 'mean'}"
         )
     every = run.eval_every
     if every is None:

@@ -30,6 +30,8 @@ NotNegative = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Number, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Number, Field(ge=0, le=1)]  # a Share that may also be 1
 Count = Annotated[int, Number, Field(ge=1)]
+ClipUpdate = Literal["off", "auto"] | Positive
+Aggregate = Literal["mean", "median", "trimmed_mean", "krum", "multi_krum"]
 Whole = Annotated[int, Number, Field(ge=0)]
 
 
@@ -233,6 +235,21 @@ class TrainSettings(Table):
     weighting: Literal["samples", "equal"] | None = Field(
         default=None,
         description="Weights of the clients in the mean: by their training images, or equal; default: the method's.",
+    )
+    clip_update: ClipUpdate = Field(
+        default="off",
+        description="Largest L2 norm of the change that a client's report makes to what it received: off, a number, or "
+        "auto, three times the median of past changes. A larger one is scaled down.",
+    )
+    aggregate: Aggregate = Field(
+        default="mean",
+        description="How the server combines reports. All but mean resist bad ones and give every client the same "
+        "weight; see robust.md.",
+    )
+    byzantine: Count = Field(
+        default=1,
+        description="Bad reports per round that train.aggregate must resist. A round needs twice as many reports "
+        "and one more (median, trimmed_mean) or three more (krum, multi_krum).",
     )
     dropout: Share = Field(default=0.0, description="Probability that a sampled client fails.")
     augment: Literal["none", "flip", "crop"] = Field(

@@ -159,7 +159,7 @@ def read_policy(path: Path | None) -> Policy:
     except ValidationError as problem:
         keys = ", ".join(Policy.model_fields)
         raise UserError(f"the policy {path}: {readable(problem)}; the valid keys are {keys}") from problem
-    except ValueError as problem:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as problem:  # not TOML, or not UTF-8
         raise UserError(f"the policy {path} is not valid TOML: {problem}") from problem
 
 
