@@ -46,6 +46,10 @@ def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, 
         check_same_partition(folder, description)
     else:
         make_folder(folder)
+        if (folder / "run.toml").is_file():
+            raise UserError(
+                f"another process has begun a run in {folder}: continue it with --resume, or give another --out"
+            )
         write_text(folder / "run.toml", to_toml(experiment))
     text = json.dumps(description, allow_nan=False)  # one line, because it lists every image of every client
     write_text(folder / "split.json", f"{text}\n")

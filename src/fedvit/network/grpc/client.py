@@ -172,12 +172,12 @@ class SplitClient:
         match task.kind:
             case "train":
                 found: Mapping[str, float] = self.policy.report(Payload(scalars=self.train(door, task, memory))).scalars
-                self.state.put(run, task.round, memory)
+                self.state.put(run, task.round, memory, after=after)
             case "receive":
                 own = memory["personal"]
                 assert isinstance(own, dict)
                 memory["personal"] = tree.overlay(own, task.payload.trees["average"])
-                self.state.put(run, task.round, memory)
+                self.state.put(run, task.round, memory, after=after)
                 found = {}
             case _:
                 found = self.policy.release(Payload(scalars=self.evaluate(door, task, memory))).scalars
@@ -185,13 +185,13 @@ class SplitClient:
 
     def recalled(self, run: str, after: int) -> Memory:
         """Return the state that the server continues from; raise UserError if it is missing."""
-        memory = self.state.get(run, after)
-        if memory.get("updated", 0.0) != after:
+        try:
+            return self.state.get(run, after)
+        except PublicError as problem:
             raise UserError(
                 f"the server continues from our state of round {after} of run {run}, but {self.folder} does not have "
                 "it: give the --state folder that this client used before"
-            )
-        return memory
+            ) from problem
 
     def train(self, channel: Channel, task: Message, memory: Memory) -> dict[str, float]:
         self.net.module.train()
