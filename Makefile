@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := .venv-extras
 
-.PHONY: demo test test-other-processor test-network test-extras lint check format docs bench package clean
+.PHONY: demo test test-other-processor test-network test-extras lint check format docs bench fuzz package clean
 
 demo: $(STAMP)
 	$(BIN)/fedvit compare local fedavg fedper fedperfix
@@ -48,6 +48,10 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# A million changed messages and files for every decoder: hours.
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz
 
 package: $(STAMP)
 	rm -rf dist

@@ -8,9 +8,10 @@ state, because it is keyed by round.
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import torch
 
@@ -22,7 +23,16 @@ from fedvit.engine.client_store import ClientStore
 
 log = logging.getLogger(__name__)
 NORMS = "update_norms"  # the lengths of past updates, for train.clip_update=auto
-_DAMAGE = (OSError, ValueError, KeyError, TypeError)
+FILE = re.compile(r"(clients/)?[^/\0]+\.safetensors|scores-\d+\.csv")  # of a checkpoint, below its folder
+
+
+class Manifest(TypedDict):
+    """What a generation consists of."""
+
+    round: int
+    server: Version
+    clients: dict[str, Version]
+    scores: NotRequired[Version]  # of a run with run.keep=best
 
 
 def save_checkpoint(
@@ -37,16 +47,16 @@ def save_checkpoint(
         trees[NORMS] = {NORMS: torch.tensor(server.norms, dtype=torch.float64)}
     blob = to_bytes(Payload(trees))
     version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
-    manifest: dict[str, Any] = {"round": server.round, "server": version, "clients": store.versions}
+    manifest = Manifest(round=server.round, server=version, clients=store.versions)
     if scores is not None:
         manifest["scores"] = write_bytes(folder, f"scores-{server.round:06d}.csv", scores)
-    write_bytes(folder, f"manifest-{server.round:06d}.json", json.dumps(manifest, sort_keys=True).encode())
+    write_bytes(folder, manifest_name(server.round), json.dumps(manifest, sort_keys=True).encode())
     collect_garbage(folder, server.round, store, retain)
 
 
 def collect_garbage(folder: Path, round_: int, store: ClientStore, retain: Collection[int] = ()) -> None:
     """Keep this generation, the previous one and those in `retain`, and remove the files that only others need."""
-    needed = {file for kept in retain for file in _files_of(json.loads(_manifest(folder, kept).read_text()))}
+    needed = {file for kept in retain for file in _files_of(read_manifest(folder / manifest_name(kept)))}
     for path in [*folder.glob("manifest-*.json"), *folder.glob("server-*.safetensors"), *folder.glob("scores-*.csv")]:
         if (number := int(path.stem.rpartition("-")[2])) < round_ - 1 and number not in retain:
             path.unlink()
@@ -56,14 +66,10 @@ def collect_garbage(folder: Path, round_: int, store: ClientStore, retain: Colle
     store.superseded = [(since, file) for since, file in store.superseded if file not in old]
 
 
-def _manifest(folder: Path, round_: int) -> Path:
-    return folder / f"manifest-{round_:06d}.json"
-
-
-def _files_of(manifest: Any) -> list[str]:
+def _files_of(manifest: Manifest) -> list[str]:
     """Return every file that a manifest points at."""
-    versions = [manifest["server"], *manifest["clients"].values(), *filter(None, [manifest.get("scores")])]
-    return [version["file"] for version in versions]
+    more = [manifest["scores"]] if "scores" in manifest else []
+    return [version["file"] for version in (manifest["server"], *manifest["clients"].values(), *more)]
 
 
 def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> Server | None:
@@ -73,7 +79,7 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
     for path in manifests:
         try:
             server = _load_generation(path, store)
-        except _DAMAGE as problem:
+        except (OSError, ValueError) as problem:
             damage.append(f"{path.name}: {problem}")
             log.warning("checkpoint %s is damaged (%s); trying the previous generation", path.name, problem)
             continue
@@ -94,8 +100,8 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
 def load_kept(folder: Path, store: ClientStore, round_: int) -> Server:
     """Load the generation of the round that a run has kept as its best."""
     try:
-        return _load_generation(_manifest(folder, round_), store)
-    except _DAMAGE as problem:
+        return _load_generation(folder / manifest_name(round_), store)
+    except (OSError, ValueError) as problem:
         raise UserError(
             f"round {round_}, which the run kept as its best, cannot be read from {folder} ({problem}): take the "
             "models after the last round (--last; in Python last=True), or run it again"
@@ -104,12 +110,12 @@ def load_kept(folder: Path, store: ClientStore, round_: int) -> Server:
 
 def read_scores(folder: Path, round_: int) -> bytes:
     """Return the clients.csv of a kept round."""
-    return whole(folder, json.loads(_manifest(folder, round_).read_text())["scores"])
+    return whole(folder, read_manifest(folder / manifest_name(round_))["scores"])
 
 
 def _load_generation(path: Path, store: ClientStore) -> Server:
     """Check every file of a generation, point the store at its memories, and return its server."""
-    folder, manifest = path.parent, json.loads(path.read_text())
+    folder, manifest = path.parent, read_manifest(path)
     blob = whole(folder, manifest["server"])
     for version in manifest["clients"].values():
         whole(folder, version)  # one at a time, because all memories together may not fit in RAM
@@ -118,6 +124,30 @@ def _load_generation(path: Path, store: ClientStore) -> Server:
     store.versions = manifest["clients"]
     norms = trees[NORMS][NORMS].tolist() if NORMS in trees else ()
     return Server(manifest["round"], dict(trees.get("shared", {})), memory, norms=tuple(norms))
+
+
+def newest_round(folder: Path) -> int:
+    """Return the round of the newest generation, intact or not, or 0 if there is none."""
+    rounds = (path.stem.rpartition("-")[2] for path in folder.glob("manifest-*.json"))
+    return max((int(number) for number in rounds if number.isdecimal()), default=0)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return a generation's manifest; raise ValueError if we did not write it, or if it names a file elsewhere."""
+    try:
+        found = json.loads(path.read_text())
+        versions = [found["server"], *found["clients"].values(), *([found["scores"]] if "scores" in found else [])]
+        ours = all(FILE.fullmatch(one["file"]) and one["sha256"].isalnum() for one in versions)
+        if not ours or type(found["round"]) is not int or path.name != manifest_name(found["round"]):
+            raise ValueError("it names a file that no checkpoint has, or another round")
+    except (KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(f"it is not a manifest of ours: {problem}") from problem
+    manifest = Manifest(round=found["round"], server=found["server"], clients=found["clients"])
+    return Manifest(**manifest, scores=found["scores"]) if "scores" in found else manifest
+
+
+def manifest_name(round_: int) -> str:
+    return f"manifest-{round_:06d}.json"
 
 
 def whole(folder: Path, version: Version) -> bytes:
@@ -134,8 +164,8 @@ def _sweep(folder: Path, round_: int) -> None:
     for path in folder.glob("manifest-*.json"):
         if int(path.stem.rpartition("-")[2]) <= round_:
             try:
-                needed |= {path.name, *_files_of(json.loads(path.read_text()))}
-            except (ValueError, KeyError, TypeError):
+                needed |= {path.name, *_files_of(read_manifest(path))}
+            except ValueError:
                 continue  # a damaged manifest keeps no files alive
     for path in [*folder.glob("*"), *folder.glob("clients/*")]:
         if path.is_file() and str(path.relative_to(folder)) not in needed:
