@@ -11,6 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import CLIP_GRAD, Experiment, FromPython, RunSettings
+from fedvit.core.thresholds import parse_threshold
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
@@ -142,6 +143,7 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             f"train.warmup={train.warmup} rounds leave none of train.rounds={train.rounds} at the full learning rate: "
             "choose fewer"
         )
+    _check_clinical(run)
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum is only for sgd and has no effect with {optimizer}: set train.optimizer=sgd")
@@ -163,6 +165,16 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             "run": run.model_copy(update={"eval_every": every, "device": _choose_device(run)}),
         }
     )
+
+
+def _check_clinical(run: RunSettings) -> None:
+    if run.predictions and not run.clinical:
+        raise UserError("run.predictions belongs to the clinical scores: set run.clinical=true too, or leave it out")
+    if run.threshold is not None:
+        try:
+            parse_threshold(run.threshold)
+        except UserError as problem:
+            raise UserError(f"run.threshold: {problem}") from problem
 
 
 def _resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from fedvit.config.resolve import readable
+from fedvit.core.clinical_message import is_clinical
 from fedvit.core.errors import PublicError, UserError
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.payload import Payload
@@ -28,7 +29,8 @@ class Policy(Table):
     methods: list[str] | None = None  # each as METHOD or METHOD+TUNE
     groups: list[str] | None = None  # names of tensor groups: shared, control, choice, ...
     largest_message_mb: Positive | None = None  # the tensors of one report
-    class_counts: bool = True  # whether the confusion matrix of the test images may leave
+    class_counts: bool = True  # whether counts of test images by class may leave: confusion matrix and clinical scores
+    clinical: bool = True  # whether clinical scores may leave
     largest_epsilon: Annotated[float, Field(gt=0)] | None = None  # a run must guarantee a privacy bound of at most this
 
     def admit(self, label: str, method: str, up: Payload, epsilon: float | None) -> None:
@@ -50,9 +52,13 @@ class Policy(Table):
                 f"the policy allows at most {self.largest_message_mb:g} MB per message, but this one has "
                 f"{up.nbytes / MEGABYTE:.3g} MB"
             )
-        if self.class_counts:
-            return up
-        return Payload(up.trees, {key: value for key, value in up.scalars.items() if f"_{CONFUSION}_" not in key})
+        return Payload(up.trees, {key: value for key, value in up.scalars.items() if self.may_leave(key)})
+
+    def may_leave(self, score: str) -> bool:
+        """Return whether a score of this name may leave; clinical scores tell the number of images of each class."""
+        if is_clinical(score):
+            return self.clinical and self.class_counts
+        return self.class_counts or f"_{CONFUSION}_" not in score
 
 
 def read_policy(path: Path | None) -> Policy:

@@ -4,7 +4,8 @@ Nothing here depends on how messages are sent. Everything that must not leave th
 
     log.txt             requests, refusals and every traceback
     states/RUN/         personal weights and other memory after the last two rounds in which the site took part
-    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation
+    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation, with
+                        predictions.csv if run.predictions asks for it
     cache/              decoded images
 """
 
@@ -38,6 +39,7 @@ from fedvit.network.handshake import common
 from fedvit.network.payload_check import difference, down_of, up_of
 from fedvit.network.policy import Policy
 from fedvit.network.site_state import SiteState
+from fedvit.runs.clinical import PREDICTIONS, write_predictions
 from fedvit.runs.models import RECEIVED
 from fedvit.runs.write import about_images, roster_of
 
@@ -134,9 +136,12 @@ class Site:
         """Evaluate the site's model on its own images, and keep it for the site to export and predict with."""
         round_ = self.check(down, after=int(down.scalars["round"]))
         memory = self.recalled(run, continues, drop=False)
-        scores = self.worker.evaluate(self.name, down, memory)
+        scores, cases = self.worker.evaluate(self.name, down, memory)
         self.keep_model(run, round_, down, memory)
-        return self.policy.release(scores)
+        if cases is not None and self.experiment.run.predictions:
+            dataset, _ = self.holdings
+            write_predictions(self.folder_of(run) / PREDICTIONS, {self.name: cases}, dataset.class_names)
+        return self.policy.release(Payload(scalars=scores))
 
     def check(self, down: Payload, after: int) -> int:
         """Refuse a run that the policy forbids, or a message that the plan would not send; return the round."""
@@ -149,9 +154,13 @@ class Site:
             raise PublicError(f"the server's message is not what was agreed: {wrong}")
         return int(down.scalars["round"])
 
+    def folder_of(self, run: str) -> Path:
+        """Return the folder that this site keeps of a run."""
+        return self.state / "runs" / self.memories.folder_of(run).name
+
     def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> None:
         """Write a folder like that of a run in one process, with this site as the only client."""
-        folder, (dataset, partition) = self.state / "runs" / self.memories.folder_of(run).name, self.holdings
+        folder, (dataset, partition) = self.folder_of(run), self.holdings
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(self.experiment))
         mine = replace(partition, clients={self.name: partition.clients[self.name]}, unseen=())
