@@ -4,8 +4,8 @@ Nothing here depends on how messages are sent. Everything that must not leave th
 
     log.txt             requests, refusals and every traceback
     states/RUN/         personal weights and other memory after the last two rounds in which the site took part
-    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation, with
-                        predictions.csv if run.predictions asks for it
+    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation, with the
+                        site's own clinical.json and predictions.csv if the run has them
     cache/              decoded images
 """
 
@@ -39,7 +39,7 @@ from fedvit.network.handshake import common
 from fedvit.network.payload_check import difference, down_of, up_of
 from fedvit.network.policy import Policy
 from fedvit.network.site_state import SiteState
-from fedvit.runs.clinical import PREDICTIONS, write_predictions
+from fedvit.runs.clinical import write_clinical
 from fedvit.runs.models import RECEIVED
 from fedvit.runs.write import about_images, roster_of
 
@@ -138,9 +138,9 @@ class Site:
         memory = self.recalled(run, continues, drop=False)
         scores, cases = self.worker.evaluate(self.name, down, memory)
         self.keep_model(run, round_, down, memory)
-        if cases is not None and self.experiment.run.predictions:
-            dataset, _ = self.holdings
-            write_predictions(self.folder_of(run) / PREDICTIONS, {self.name: cases}, dataset.class_names)
+        if cases is not None:
+            names, own = self.holdings[0].class_names, {self.name: cases}
+            write_clinical(self.folder_of(run), self.experiment, names, round_, {self.name: scores}, own)
         return self.policy.release(Payload(scalars=scores))
 
     def check(self, down: Payload, after: int) -> int:

@@ -24,7 +24,6 @@ from fedvit.core.clinical_message import from_scalars
 from fedvit.core.errors import UserError
 from fedvit.core.files import read_json, replacing, strict_json, write_text
 from fedvit.core.settings import Experiment
-from fedvit.engine.loop import Round
 
 CLINICAL, PREDICTIONS = "clinical.json", "predictions.csv"
 _POOLED = "all clients"  # names the draws of the bootstrap over all of them
@@ -133,19 +132,30 @@ def read_clinical(folder: Path) -> Clinical | None:
     )
 
 
-def write_clinical(folder: Path, experiment: Experiment, class_names: Sequence[str], done: Round) -> None:
+def write_clinical(
+    folder: Path,
+    experiment: Experiment,
+    class_names: Sequence[str],
+    round_: int,
+    scores: Mapping[str, Mapping[str, float]],
+    cases: Mapping[str, Cases],
+) -> None:
     """Write clinical.json of a round that has clinical scores, and predictions.csv where the images are here."""
-    found = {name: from_scalars(score) for name, score in (done.scores or {}).items()}
+    found = {name: from_scalars(score) for name, score in scores.items()}
     clients = {name: score for name, score in found.items() if score is not None}
     if not clients or not experiment.run.clinical:
         return
-    cases = [done.cases[name] for name in clients if name in done.cases]
-    here = len(cases) == len(clients)
-    pooled = score_cases(Cases.joined(cases), experiment.run.seed, _POOLED) if here else pool_counts(clients.values())
-    content = Clinical(done.row["round"], tuple(class_names), clients, pooled, one_by_one=here).to_json()
+    own = {name: cases[name] for name in clients if name in cases}
+    here = len(own) == len(clients)
+    pooled = (
+        score_cases(Cases.joined(list(own.values())), experiment.run.seed, _POOLED)
+        if here
+        else pool_counts(clients.values())
+    )
+    content = Clinical(round_, tuple(class_names), clients, pooled, one_by_one=here).to_json()
     write_text(folder / CLINICAL, strict_json(content) + "\n")
     if here and experiment.run.predictions:
-        write_predictions(folder / PREDICTIONS, dict(zip(clients, cases, strict=True)), class_names)
+        write_predictions(folder / PREDICTIONS, own, class_names)
 
 
 # Images one by one: they are named by their position in the client's list of test images, never by a file.
@@ -176,6 +186,7 @@ class Predictions:
 
     truth: dict[str, np.ndarray[Any, np.dtype[np.bool_]]]  # by class
     probability: dict[str, np.ndarray[Any, np.dtype[np.float64]]]
+    several_labels: bool  # whether an image may belong to several classes
 
 
 def read_predictions(folder: Path) -> dict[str, Predictions]:
@@ -199,7 +210,6 @@ def read_predictions(folder: Path) -> dict[str, Predictions]:
             name: np.array([line[f"true {name}"] == "1" if several else line["class"] == name for line in own])
             for name in names
         }
-        found[client] = Predictions(
-            truth, {name: np.array([float(line[start + name]) for line in own]) for name in names}
-        )
+        probability = {name: np.array([float(line[start + name]) for line in own]) for name in names}
+        found[client] = Predictions(truth, probability, several)
     return found

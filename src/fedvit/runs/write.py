@@ -113,7 +113,8 @@ def write_clients(
     _write_clients_csv(folder / "clients.csv", roster, done.scores, trained, alone, metrics)
     _write_confusion_json(folder / "confusion.json", done.scores)
     if experiment.run.clinical:
-        write_clinical(folder, experiment, Run(folder).split["class_names"], done)
+        names = Run(folder).split["class_names"]
+        write_clinical(folder, experiment, names, done.row["round"], done.scores, done.cases)
 
 
 def _layers_chosen_from(net: Net) -> list[str] | None:

@@ -10,6 +10,8 @@ from fedvit.config.load import load_experiment
 from fedvit.core.clinical_message import FEW, PATIENTS, PREFIX
 from fedvit.network.flower.template import for_sites, write_app
 from fedvit.network.handshake import common
+from fedvit.report.load import read_record
+from fedvit.report.paired import paired_tests, why_untested
 from fedvit.runs.clinical import CLINICAL, PREDICTIONS, read_predictions
 from fedvit.runs.folder import Run
 from tests.conftest import Bench, almost, finish, tiny
@@ -66,6 +68,20 @@ def test_predictions_stay_at_the_site_that_has_the_images(both: tuple[Path, Fede
         assert list(mine) == [name]
         for label, values in whole[name].probability.items():
             assert mine[name].probability[label].tolist() == values.tolist()
+
+
+def test_a_site_can_test_two_runs_on_its_own_images(both: tuple[Path, Federated], tmp_path: Path) -> None:
+    """The folder that a site keeps of a run is one for `fedvit paired-tests`; it finds what one process finds."""
+    alone, federated = both
+    other = Federated(tiny("local", WANTED, **THREE), tmp_path)
+    other.finish()
+    places = [next(one.state_of("1").glob("runs/*")) for one in (federated, other)]
+    records = [read_record(place) for place in places]
+    assert why_untested(*records) == ""
+    mine = [test for test in paired_tests(*records) if test.client == "1"]
+    here = read_record(finish(tiny("local", WANTED, **THREE), tmp_path / "alone"))
+    assert mine == [test for test in paired_tests(read_record(alone), here) if test.client == "1"]
+    assert "every site can test its own images" in why_untested(read_record(federated.out), read_record(other.out))
 
 
 def test_nothing_about_a_single_image_crosses(both: tuple[Path, Federated]) -> None:

@@ -29,7 +29,7 @@ from fedvit.network.handshake import common
 from fedvit.network.policy import Policy
 from fedvit.network.site import own_experiment
 from fedvit.network.site_state import SiteState
-from fedvit.runs.clinical import PREDICTIONS, write_predictions
+from fedvit.runs.clinical import write_clinical
 from fedvit.runs.execute import run_log, starting_command
 from fedvit.runs.folder import STARTED
 from fedvit.split.client import ClientSide
@@ -204,8 +204,9 @@ class SplitClient:
         inputs, worker = self.net.inputs, self.worker
         scores = view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
         clinical, cases = worker.measure(client, predict)
-        if cases is not None and self.experiment.run.predictions:
-            write_predictions(self.folder / PREDICTIONS, {self.name: cases}, self.class_names)
+        if cases is not None:
+            own = {self.name: clinical}, {self.name: cases}
+            write_clinical(self.folder, self.experiment, self.class_names, task.round, *own)
         return {**scores, **clinical}
 
 
