@@ -103,7 +103,7 @@ SMALL_SPLIT = {  # averaged well before the end, so that the test sees the clien
     "festa": stack_tables([SMALL_ADAM, method("festa", fedround=12)]),
 }
 SMALL_BASELINES = {  # as in the full tables: FedAvg is tested after local training, Fed-RoD has its hypernetwork
-    **ALONE, "fedavg": method("fedavg_ft", epochs=5), "fed_rod": method("fed_rod", hyper=True),
+    **ALONE, "fedavg_ft": method("fedavg_ft", epochs=5), "fed_rod": method("fed_rod", hyper=True),
     "ditto": method("ditto", lam=0.75),
 }  # fmt: skip
 TWINS = [
@@ -177,7 +177,7 @@ TWINS = [
         "ViT-Tiny, instead of ResNet-50 with GroupNorm from scratch and DeiT-Small. Split rows keep the pre-trained "
         "head and do not train it (init=random is the paper's), and average after rounds 1 and 13.",
         SMALL_FEDV,
-        ("local", "fedavg", "fed_rod", "ditto", "festa", "fedv", "fedvz"),
+        ("local", "fedavg_ft", "fed_rod", "ditto", "festa", "fedv", "fedvz"),
         {**SMALL_BASELINES, **SMALL_SPLIT},
     ),
     Twin(
@@ -193,7 +193,7 @@ TWINS = [
         "fedv/table5",
         "The column Path-5, on CIFAR-100 at the 64 px of Tiny-ImageNet's images; otherwise as Table 2's twin.",
         stack_tables([SMALL_FEDV, {"partition": {"classes": 5}}]),
-        ("local", "fedavg", "fed_rod", "ditto", "festa", "fedv", "fedvz"),
+        ("local", "fedavg_ft", "fed_rod", "ditto", "festa", "fedv", "fedvz"),
         {**SMALL_BASELINES, **SMALL_SPLIT},
     ),
 ]

@@ -16,7 +16,7 @@ PFEDEDIT_1 = "fedavg fedper fedbn fedrep distrans moon apfl pfededit"
 PFEDEDIT_8 = "cd2_pfed partialfed pfededit"
 PFEDEDIT_6 = "fedfa fedfed fedala fed_lamb fedrolex heterofl pfededit"
 FEDPEFT_TUNES = "full head bias adapter prompt"
-FEDV_2 = "fedavg fed_rod ditto festa fedv fedvz"
+FEDV_2 = "fedavg_ft fed_rod ditto festa fedv fedvz"
 ROWS = {  # column: its rows, and what the paper reports of each
     "fedperfix/table2/cifar100": (
         f"{FEDPERFIX_2} fedperfix_last_block",
@@ -178,7 +178,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | VIT_B
     | COUNTED
     | {"data.name": "lyme_skin", "data.layout": "domain", "partition.name": "domain", "partition.level": None},
-    "fedv/table2/cifar10_dir0.1/fedavg": FEDV | BASELINE | {"run.before_after": True},
+    "fedv/table2/cifar10_dir0.1/fedavg_ft": FEDV | BASELINE | {"method.epochs": 5, "run.finetune": None},
     "fedv/table2/cifar10_dir0.1/fed_rod": FEDV | BASELINE | {"method.hyper": True},
     "fedv/table2/cifar10_dir0.1/fedv": FEDV | SPLIT | {"method.fedround": 20},
     "fedv/table2/cifar10_dir0.1/fedvz": FEDV

@@ -31,7 +31,7 @@ from fedvit.core.server import Server
 from fedvit.core.settings import Count, NotNegative
 from fedvit.core.training import descend
 from fedvit.core.tree import Tree
-from fedvit.methods.residuals import nbytes_per_image, residuals, splitting_loss, with_residuals
+from fedvit.methods.residuals import CONTENTS, nbytes_per_image, residuals, splitting_loss, with_residuals
 from fedvit.models.plugins.specs import Splitter
 
 
@@ -77,8 +77,7 @@ def report(client: Client, start: Tree, end: Tree, distill_rounds: int) -> Paylo
         return Payload({"shared": splitter, "auxiliary": classifier})
     if not parts(start)[0]:
         return Payload({"shared": classifier})
-    known = {name.rpartition(":"): tensor for name, tensor in client.recall("features", {}).items()}
-    own = {kind: tensor for (owner, _, kind), tensor in known.items() if owner == client.id}
+    own = {kind: client.recall("features", {})[f"{client.id}:{kind}"] for kind in CONTENTS}
     return Payload({"shared": classifier, "features": own})
 
 

@@ -59,16 +59,19 @@ IMAGENET = stack_tables(
     ]
 )
 BRIEF = stack_tables([IMAGENET, {"train": {"rounds": 6, "epochs": 1}, "run": {"eval_every": 0}}])  # for wide grids
+SPLIT_TINY: Tables = {"train": {"lr": 5e-3, "optimizer": "adam", "momentum": 0.0}}  # of the tail, whose head is kept
 IMAGENET_SPLIT = stack_tables(
     [
         IMAGENET,
-        {"train": {"lr": 5e-3, "optimizer": "adam", "momentum": 0.0}, "run": {"eval_every": 0}},
+        SPLIT_TINY,
+        {"run": {"eval_every": 0}},
         {"method": {"name": "fedv", "fedround": 5}},
     ]
 )
 PNEUMONIA: Tables = {"data": {"name": "pneumoniamnist", "samples": 1500}, "partition": {"alpha": 0.5}}
 # The learning rates of experiments/small; the study `lr` chooses among them.
 TINY_RATES = {"full": 5e-3, "head": 5e-3, "bias": 1e-2, "adapter": 5e-3, "prompt": 1e-2}
+FULL_TINY: Tables = {"train": {"lr": TINY_RATES["full"]}}
 FROM_SCRATCH: Tables = {"model": {"weights": None}}
 WITH_VAL: Tables = {"data": {"val": 0.2}}
 MICRO_RATES = (1e-4, 5e-4, 1e-3, 5e-3, 1e-2)
@@ -170,6 +173,10 @@ FEDV_ROWS: dict[str, Tables] = {
     "ditto": method("ditto", lam=0.75), "festa": method("festa", fedround=5), "fedv": method("fedv", fedround=5),
     "fedvz": method("fedvz", fedround=5),
 }  # fmt: skip
+FEDV_ON_TINY = {
+    name: stack_tables([SPLIT_TINY if name in ("festa", "fedv", "fedvz") else FULL_TINY, row])
+    for name, row in (FEDV_ROWS | {"local": method("local", lr=1e-3)}).items()
+}
 FEDV_COLUMNS: dict[str, Tables] = {
     **{f"Dir({a:g})": {"partition": {"name": "dirichlet", "alpha": a}} for a in (0.1, 0.3)},
     **{f"Path-{c}": {"partition": {"name": "pathological", "classes": c}} for c in (2, 5)},

@@ -16,9 +16,8 @@ from fedvit.runs.clinical import CLINICAL, PREDICTIONS, read_predictions
 from fedvit.runs.folder import Run
 from tests.conftest import Bench, almost, finish, tiny
 from tests.grid import Federated, Wires
-from tests.unit.network.test_sites import sites_folder, write_manifests
+from tests.unit.network.test_sites import write_manifests
 
-__all__ = ["sites_folder"]  # a fixture
 WANTED = {"run.clinical": True, "run.predictions": True, "data.val": 0.2, "partition.name": "iid"}
 THREE = {"clients": 3, "samples": 300}
 
@@ -106,9 +105,9 @@ def test_nothing_about_a_single_image_crosses(both: tuple[Path, Federated]) -> N
     assert "probability" not in words
 
 
-@pytest.mark.parametrize("rule", ["class_counts = false", "clinical = false"])
+@pytest.mark.parametrize("rule", ["class_counts = false", "clinical = false", 'scores = "rounded"'])
 def test_a_policy_can_keep_clinical_scores_at_the_site(rule: str, tmp_path: Path) -> None:
-    (tmp_path / "policy.toml").write_text(rule)
+    (tmp_path / "policy.toml").write_text(f"{rule}\nleast_images = 1\n")
     federated = Federated(tiny("fedper", WANTED, **THREE), tmp_path, policy=str(tmp_path / "policy.toml"))
     federated.finish()
     crossed = numbers_that_crossed(federated)

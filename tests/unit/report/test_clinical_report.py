@@ -28,7 +28,7 @@ def call(*arguments: object) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return result.exit_code, result.stdout, result.stderr.replace("\n", " ")
+    return result.exit_code, re.sub(r"\s+", " ", result.stdout), result.stderr.replace("\n", " ")
 
 
 def sets(**more: Any) -> list[str]:
@@ -51,7 +51,7 @@ def words_of(page: str) -> str:
 
 def test_a_comparison_shows_clinical_scores_and_tests_against_local(compared: tuple[Path, str]) -> None:
     folder, shown = compared
-    assert "mean of the same 10 classes" in shown
+    assert re.search(r"test images: mean of the same \d+ classes", shown)
     assert "against Local on the same test images" in shown
     entries = {entry["label"]: entry for entry in json.loads((folder / "compare.json").read_text())}
     (mine,) = entries["fedper"]["clinical"]
@@ -61,7 +61,7 @@ def test_a_comparison_shows_clinical_scores_and_tests_against_local(compared: tu
     assert len(everyone) == 11, "each class, and all of them together"
     assert entries["local"]["clinical"][0]["against_local"] is None
     said = words_of((folder / "report.html").read_text())
-    for words in ("Means are over all classes", "Against Local, image by image", "AUROC of each class", "DeLong"):
+    for words in ("Means are over ", "Against Local, image by image", "AUROC of each class", "DeLong"):
         assert words in said
 
 
@@ -149,7 +149,7 @@ def test_a_run_with_local_shows_both_and_the_test_between_them(tmp_path: Path) -
         "run", "--method", "fedper", *SMALL, *sets(), "--out", tmp_path / "r", "--also", "local"
     )
     assert status == 0, message
-    assert "every client: mean of the same 10 classes" in shown
+    assert re.search(r"every client: mean of the same \d+ classes", shown)
     assert "only Local" in shown
     assert "Against Local, image by image" in words_of((tmp_path / "r" / "report.html").read_text())
 
@@ -157,7 +157,9 @@ def test_a_run_with_local_shows_both_and_the_test_between_them(tmp_path: Path) -
 def test_a_run_without_clinical_scores_has_no_such_section(tmp_path: Path) -> None:
     folder = finish(tiny("fedper"), tmp_path / "r")
     assert call("report", folder, "--quiet")[0] == 0
-    assert "clinical" not in (folder / "report.html").read_text().lower()
+    page = (folder / "report.html").read_text()
+    assert 'id="g0-result"' in page
+    assert 'id="g0-clinical"' not in page
 
 
 def test_two_runs_can_be_tested_by_a_command(compared: tuple[Path, str], tmp_path: Path) -> None:

@@ -738,6 +738,26 @@ def test_sensitivity_and_split_settings_are_the_published_ones() -> None:
     assert all((e.train.optimizer, e.train.lr) == ("adam", 2e-4) for e in split.values())
 
 
+def test_fedavg_beside_fedv_is_tested_after_local_training() -> None:
+    """Appendix A.3 compares the models that FedAvg's clients have trained, not the one that the server sends."""
+    for name in ("fedv-table2", "fedv-table5"):
+        rows = [(case, e) for case, e in resolved(name) if case.row == "fedavg_ft"]
+        assert rows
+        for case, e in rows:
+            assert case.published
+            assert STUDIES[name].view == "personal"
+            assert e.method == {"name": "fedavg_ft", "epochs": e.train.epochs}
+
+
+def test_split_studies_in_small_have_a_pre_trained_body_if_there_is_one() -> None:
+    for name in ("fedv-table2", "fedv-table3", "fedv-table5", "fedv-figure2"):
+        cases = STUDIES[name].pretrained or []
+        split = [case for case in cases if case.settings["method"]["name"] in ("fedv", "fedvz", "festa")]
+        assert {case.settings["train"]["lr"] for case in split} == {0.005}, name
+        weights = [case.settings["model"]["weights"] for case in split]
+        assert weights.count("vit_tiny_patch16_224.fp16.safetensors") >= len(weights) * 2 / 3
+
+
 def test_every_published_figure_is_with_its_row() -> None:
     for name, table in (("sensitivity", fedperfix.TABLE1), ("capability", fedpeft.TABLE3)):
         values = {(row, column.words): value for row, column, value, _, _ in rows_of(table)}

@@ -28,6 +28,7 @@ from fedvit.core.files import write_json
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import make_net
 from fedvit.engine.system import free_ram
+from fedvit.network.flower import guard
 from fedvit.network.flower.template import INSECURE, PROFILE, QUIET, for_trial, need_flower, write_app
 from fedvit.network.server import check_servable
 from fedvit.runs.folder import Run
@@ -35,6 +36,8 @@ from fedvit.runs.resume import data_errors_first, standing
 from fedvit.runs.write import about_images
 
 SECONDS_BETWEEN_QUESTIONS = 20.0
+STARTING = 120.0  # seconds for a SuperLink on a busy machine
+LOOPBACK = "127.0.0.1"
 PORTS = range(20000, 32000)  # below the ports that outgoing connections get at random
 TURN = count(SystemRandom().randrange(len(PORTS)))  # so that consecutive calls return different ports
 ONE_PROCESS = 10**9  # bytes of RAM, with torch and a small ViT
@@ -55,7 +58,7 @@ class Trial:
 
     folder: Path
     port: int
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     inside: tuple[str, ...] = ()  # a prefix of every command, such as ip netns exec NAME
 
     @property
@@ -110,6 +113,7 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
         processes = {"superlink": stack.enter_context(superlink(trial))}
         for name in federation.sites:
             told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
+            told["trial"] = "yes"  # it acts as a client of the experiment's own data
             processes[node_name(name)] = stack.enter_context(supernode(trial, name, told))
         start = {"resume": resume, "data-dir": data_dir, "at-once": _at_once(len(federation.sites))}
         old = (folder / "summary.json").read_bytes() if Run(folder).finished else None  # of a run that is extended
@@ -217,19 +221,40 @@ def _is_over(trial: Trial, number: str) -> bool:
     return str(run["status"]).startswith("finished")
 
 
+def _guard(host: str) -> tuple[str, ...]:
+    """Return the prefix of a command that serves its own user only, unless other machines have to reach it."""
+    return (sys.executable, "-m", guard.__name__) if host == LOOPBACK else ()
+
+
 @contextmanager
 def superlink(trial: Trial, *security: str) -> Iterator[subprocess.Popen[bytes]]:
-    words = ["flower-superlink", "--host", trial.host, "--port", str(trial.port), *(security or INSECURE)]
+    words = [*_guard(trial.host), "flower-superlink", "--host", trial.host, "--port", str(trial.port)]
+    words += security or INSECURE
     words += ["--disable-runtime-dependency-installation", "--database", str(trial.home / "state.db")]
     with daemon(words, trial, "superlink") as process:
+        if trial.host == LOOPBACK:
+            _wait_until_it_listens(trial, process)
         yield process
+
+
+def _wait_until_it_listens(trial: Trial, process: subprocess.Popen[bytes]) -> None:
+    """Wait for our own SuperLink, so that nothing else at its address can send code to our SuperNodes."""
+    end = time.monotonic() + STARTING
+    while (owner := guard.listener_at(trial.host, trial.port)) is None:
+        _check_alive(trial, {"superlink": process})
+        if time.monotonic() > end:
+            raise RuntimeError(f"the SuperLink does not listen after {STARTING:g} s; see {trial.log_of('superlink')}")
+        time.sleep(0.1)
+    if owner != os.geteuid():
+        raise UserError(f"another user's process has taken port {trial.port} of {trial.host}: start the run again")
 
 
 @contextmanager
 def supernode(trial: Trial, name: str, told: Mapping[str, str], *security: str) -> Iterator[subprocess.Popen[bytes]]:
     settings = " ".join(f"{key}={json.dumps(value)}" for key, value in told.items() if value)
-    words = ["flower-supernode", "--superlink", f"{trial.host}:{trial.port}", *(security or INSECURE)]
-    words += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", settings]
+    words = [*_guard(LOOPBACK), "flower-supernode", "--superlink", f"{trial.host}:{trial.port}"]
+    words += security or INSECURE
+    words += ["--host", LOOPBACK, "--port", str(free_port()), "--node-config", settings]
     with daemon(words, trial, node_name(name)) as process:
         yield process
 
@@ -278,6 +303,6 @@ def free_port() -> int:
     for number in islice(TURN, len(PORTS)):
         port = PORTS[number % len(PORTS)]
         with socket.socket() as listener, suppress(OSError):
-            listener.bind(("127.0.0.1", port))
+            listener.bind((LOOPBACK, port))
             return port
-    raise UserError(f"no port of 127.0.0.1 from {PORTS[0]} to {PORTS[-1]} is free: end other processes that use them")
+    raise UserError(f"no port of {LOOPBACK} from {PORTS[0]} to {PORTS[-1]} is free: end other processes that use them")
