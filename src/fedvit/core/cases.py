@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedvit.core.batches import EVALUATION_BATCH, ClientData, InputSettings, image_batches
 from fedvit.core.client import Predictor
+from fedvit.core.errors import UserError, nearest
 from fedvit.core.thresholds import DEFAULT, Rule, best_threshold
 from fedvit.core.tree import Tree
 
@@ -109,6 +110,20 @@ def shared(values: Sequence[T]) -> T | None:
 def measured_classes(classes: int, *, several_labels: bool, positive: int = 1) -> tuple[int, ...]:
     """Return the classes that are measured against the rest: of two exclusive classes, only the positive one."""
     return (positive,) if classes == 2 and not several_labels else tuple(range(classes))
+
+
+def positive_class(wanted: str | None, names: Sequence[str], setting: str = "run.positive") -> int:
+    """Return the number of the class that is called positive if there are two: the one wanted, or the second."""
+    if wanted is None:
+        return 1
+    if len(names) != 2:
+        raise UserError(
+            f"{setting} names one of two classes, but there are {len(names)}, each of which is measured against the "
+            "rest: leave it out"
+        )
+    if wanted not in names:
+        raise UserError(f"{setting}={wanted!r} is no class of the data; {nearest(wanted, names)}")
+    return names.index(wanted)
 
 
 def measure_cases(

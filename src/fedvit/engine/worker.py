@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from fedvit.core.batches import ClientData
-from fedvit.core.cases import CASES, Cases, measure_cases
+from fedvit.core.cases import CASES, Cases, measure_cases, positive_class
 from fedvit.core.client import Client, LocalSettings, Memory, Predictor
 from fedvit.core.clinical import score_cases
 from fedvit.core.clinical_message import to_scalars
-from fedvit.core.errors import PublicError, UserError, nearest
+from fedvit.core.errors import PublicError
 from fedvit.core.metrics import pooled, score, view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, client_round
@@ -82,28 +82,13 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
 def check_clinical(experiment: Experiment, partition: Partition) -> None:
     """Refuse clinical scores for a class that is not there, or with a threshold that nothing could choose."""
     rule = experiment.run.threshold
-    positive_class(experiment, partition.class_names)
+    positive_class(experiment.run.positive, partition.class_names)
     without = [name for name in partition.seen if not len(partition.clients[name].val)]
     if rule in RULES and without:
         raise PublicError(
             f"run.threshold={rule} is chosen on validation images, which {len(without)} of {len(partition.seen)} "
             "clients do not have: set data.val, such as data.val=0.2, or give a number as the threshold"
         )
-
-
-def positive_class(experiment: Experiment, names: Sequence[str]) -> int:
-    """Return the number of the class that is called positive if there are two: run.positive, or the second."""
-    wanted = experiment.run.positive
-    if wanted is None:
-        return 1
-    if len(names) != 2:
-        raise UserError(
-            f"run.positive names one of two classes, but there are {len(names)}, each of which is measured against "
-            "the rest: leave it out"
-        )
-    if wanted not in names:
-        raise UserError(f"run.positive={wanted!r} is no class of the data; {nearest(wanted, names)}")
-    return names.index(wanted)
 
 
 def has_clinical(experiment: Experiment, round_: int) -> bool:
@@ -127,7 +112,7 @@ class Worker:
         self.experiment, self.net, self.partition, self.device = experiment, net, partition, device
         self.images, self.labels = image_tensors(dataset)
         self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset.classes)
-        self.patients, self.positive = dataset.patients, positive_class(experiment, dataset.class_names)
+        self.patients, self.positive = dataset.patients, positive_class(experiment.run.positive, dataset.class_names)
         self.activations = self.frozen_activations(processes)
 
     def frozen_activations(self, processes: int) -> Activations | None:

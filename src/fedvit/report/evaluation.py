@@ -6,7 +6,9 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from fedvit.core.clinical import SiteScore
 from fedvit.report import units
+from fedvit.report.clinical_tables import class_cells, score_table
 from fedvit.report.tables import plain_table
 from fedvit.runs.evaluate import Evaluation
 
@@ -20,6 +22,14 @@ def evaluation_tables(found: Evaluation) -> Iterator[Table]:
     yield _scores(found)
     yield _classes(found)
     yield _matrix(found) if len(found.classes) <= MOST_CLASSES else _mistakes(found)
+
+
+def clinical_table(found: Evaluation, measured: SiteScore) -> Table:
+    """Make the table of clinical scores of every class, or of the positive one of two."""
+    table = score_table("clinical scores, 95 % intervals over images", "class")
+    for one in measured.classes:
+        table.add_row(escape(found.classes[one.number]), *class_cells(one))
+    return table
 
 
 def _scores(found: Evaluation) -> Table:

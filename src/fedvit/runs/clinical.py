@@ -77,7 +77,7 @@ class Clinical:
             "images": score.images,
             "patients": score.patients,
             "macro": macro(score, self.macro_classes),
-            "classes": [{"class": self.name(one.number), **_class_json(one)} for one in score.classes],
+            "classes": [{"class": self.name(one.number), **class_json(one)} for one in score.classes],
         }
 
     def summary(self) -> dict[str, Any]:
@@ -91,7 +91,8 @@ class Clinical:
         }
 
 
-def _class_json(one: ClassScore) -> dict[str, Any]:
+def class_json(one: ClassScore) -> dict[str, Any]:
+    """Return the scores of a class by name."""
     return {
         "images": one.images,
         "positives": one.positives,
