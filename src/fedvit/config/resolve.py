@@ -10,10 +10,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.settings import CLIP_GRAD, FOCAL_GAMMA, Experiment, FromPython, RunSettings
+from fedvit.core.plan import Plan
+from fedvit.core.robust import fewest_reports
+from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, RunSettings
 from fedvit.core.thresholds import parse_threshold
 from fedvit.data.partition.split import DEFAULT_CLIENTS
-from fedvit.data.sources import sites_of
+from fedvit.data.sources import sites_of, task_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
 from fedvit.methods.plugins import versions_of
 from fedvit.methods.tunes import SCRATCH_LR, TUNES, make_tune
@@ -121,7 +123,11 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
     method, tune = (_resolved_init(table, init) for table in (experiment.method, experiment.tune))
     experiment = experiment.model_copy(update={"method": method, "tune": tune})
     train, run = experiment.train, experiment.run
-    sites = sites_of(experiment.data) if sites is None else sites
+    if sites is None:
+        sites = sites_of(experiment.data)
+    if experiment.data.task is None and task_of(experiment.data) == "multi":
+        experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"task": "multi"})})
+    _check_several_labels(experiment)
     partition = experiment.partition.name or ("site" if sites else "dirichlet")
     clients = experiment.partition.clients
     if clients is None:
@@ -134,6 +140,13 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
         never = f", {experiment.data.unseen} of them never trained" if experiment.data.unseen else ""
         raise UserError(
             f"a cohort of {cohort} cannot be sampled from {clients} clients{never}: use --cohort {seen} or less"
+        )
+    needed = fewest_reports(train.aggregate, train.byzantine)
+    if cohort < needed:
+        raise UserError(
+            f"train.aggregate={train.aggregate} with train.byzantine={train.byzantine} needs the reports of at least "
+            f"{needed} clients in a round, but train.cohort is {cohort}: sample more, or choose "
+            f"{'median or trimmed_mean' if 'krum' in train.aggregate and cohort > 2 * train.byzantine else 'mean'}"
         )
     every = run.eval_every
     if every is None:
@@ -183,6 +196,24 @@ def _check_clinical(run: RunSettings) -> None:
             raise UserError(f"run.threshold: {problem}") from problem
 
 
+def _check_several_labels(experiment: Experiment) -> None:
+    """Refuse what has no meaning where an image may have several labels."""
+    if not experiment.data.several_labels:
+        return
+    one = plan_of(experiment)
+    reason = one.one_label_only if isinstance(one, Plan) or one.labels_leave else None
+    if reason is not None:
+        raise UserError(
+            f"{experiment.label} {reason}, but the images of {experiment.data.name} may have several labels: choose "
+            "another method"
+        )
+    if experiment.data.auroc is False:
+        raise UserError(
+            "data.auroc=false would leave out the main score of a task with several labels, the mean AUROC of the "
+            "labels: leave it out"
+        )
+
+
 def _resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:
     """Resolve `init = auto`, which depends on whether there are pre-trained weights to disturb."""
     return {key: init if (key, value) == ("init", "auto") else value for key, value in table.items()}
@@ -213,7 +244,7 @@ def _default_clip(experiment: Experiment) -> float:
     Split plans do not by default: their clients train with Adam, whose steps are bounded.
     """
     learns_whole = _split_plan(experiment) is None
-    return CLIP_GRAD if learns_whole and not experiment.model.from_scratch else 0.0
+    return make_tune(experiment.tune).clip if learns_whole and not experiment.model.from_scratch else 0.0
 
 
 def _default_lr(experiment: Experiment, optimizer: str) -> float:

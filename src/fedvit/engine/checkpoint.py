@@ -7,7 +7,11 @@ kept, so a damaged file costs one round. Randomness needs no state, because it i
 import hashlib
 import json
 import logging
+import re
 from pathlib import Path
+from typing import TypedDict
+
+import torch
 
 from fedvit.core.errors import UserError
 from fedvit.core.files import Version, write_bytes
@@ -16,14 +20,27 @@ from fedvit.core.server import Server
 from fedvit.engine.client_store import ClientStore
 
 log = logging.getLogger(__name__)
+NORMS = "update_norms"  # the lengths of past updates, for train.clip_update=auto
+FILE = re.compile(r"(clients/)?[^/\0]+\.safetensors")  # of a checkpoint, below its folder
+
+
+class Manifest(TypedDict):
+    """What a generation consists of."""
+
+    round: int
+    server: Version
+    clients: dict[str, Version]
 
 
 def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
     """Commit a finished round to disk."""
-    blob = to_bytes(Payload({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
+    trees = {"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}
+    if server.norms:
+        trees[NORMS] = {NORMS: torch.tensor(server.norms, dtype=torch.float64)}
+    blob = to_bytes(Payload(trees))
     version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
-    manifest = {"round": server.round, "server": version, "clients": store.versions}
-    write_bytes(folder, f"manifest-{server.round:06d}.json", json.dumps(manifest, sort_keys=True).encode())
+    manifest = Manifest(round=server.round, server=version, clients=store.versions)
+    write_bytes(folder, manifest_name(server.round), json.dumps(manifest, sort_keys=True).encode())
     collect_garbage(folder, server.round, store)
 
 
@@ -43,15 +60,14 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
     damage = []
     for path in manifests:
         try:
-            manifest = json.loads(path.read_text())
-            blob = whole(folder, manifest["server"])
+            manifest = read_manifest(path)
+            trees = from_bytes(whole(folder, manifest["server"]), copy=True).trees
             for version in manifest["clients"].values():
                 whole(folder, version)  # one at a time, because all memories together may not fit in RAM
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError) as problem:
             damage.append(f"{path.name}: {problem}")
             log.warning("checkpoint %s is damaged (%s); trying the previous generation", path.name, problem)
             continue
-        trees = from_bytes(blob, copy=True).trees
         memory = {k.removeprefix("memory:"): v for k, v in trees.items() if k.startswith("memory:")}
         store.versions = manifest["clients"]
         if clean:
@@ -59,13 +75,37 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
             current = {version["file"] for version in store.versions.values()}
             older = sorted(f"clients/{path.name}" for path in folder.glob("clients/*"))
             store.superseded = [(manifest["round"], file) for file in older if file not in current]
-        return Server(manifest["round"], dict(trees.get("shared", {})), memory)
+        norms = trees[NORMS][NORMS].tolist() if NORMS in trees else ()
+        return Server(manifest["round"], dict(trees.get("shared", {})), memory, norms=tuple(norms))
     if damage:
         raise UserError(
             f"no generation of the checkpoint in {folder} is intact ({'; '.join(damage)}): "
             "remove the run's folder, or give another --out, and start again"
         )
     return None
+
+
+def newest_round(folder: Path) -> int:
+    """Return the round of the newest generation, intact or not, or 0 if there is none."""
+    rounds = (path.stem.rpartition("-")[2] for path in folder.glob("manifest-*.json"))
+    return max((int(number) for number in rounds if number.isdecimal()), default=0)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return a generation's manifest; raise ValueError if we did not write it, or if it names a file elsewhere."""
+    try:
+        found = json.loads(path.read_text())
+        versions = [found["server"], *found["clients"].values()]
+        ours = all(FILE.fullmatch(one["file"]) and one["sha256"].isalnum() for one in versions)
+        if not ours or type(found["round"]) is not int or path.name != manifest_name(found["round"]):
+            raise ValueError("it names a file that no checkpoint has, or another round")
+    except (KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(f"it is not a manifest of ours: {problem}") from problem
+    return Manifest(round=found["round"], server=found["server"], clients=found["clients"])
+
+
+def manifest_name(round_: int) -> str:
+    return f"manifest-{round_:06d}.json"
 
 
 def whole(folder: Path, version: Version) -> bytes:
@@ -82,9 +122,9 @@ def _sweep(folder: Path, round_: int) -> None:
     for path in folder.glob("manifest-*.json"):
         if int(path.stem.rpartition("-")[2]) <= round_:
             try:
-                manifest = json.loads(path.read_text())
+                manifest = read_manifest(path)
                 needed |= {path.name, manifest["server"]["file"], *(v["file"] for v in manifest["clients"].values())}
-            except (ValueError, KeyError, TypeError):
+            except ValueError:
                 continue  # a damaged manifest keeps no files alive
     for path in [*folder.glob("*"), *folder.glob("clients/*")]:
         if path.is_file() and str(path.relative_to(folder)) not in needed:

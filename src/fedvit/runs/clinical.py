@@ -113,7 +113,7 @@ def _class_of(one: Mapping[str, Any], number: int) -> ClassScore:
     return ClassScore(
         number, one["tp"], one["fp"], one["tn"], one["fn"], one["brier"] * one["images"], one["auroc"],
         tuple(Bin(*place) for place in one["bins"]), one["threshold"], one["threshold_from"],
-        {metric: (ends[0], ends[1]) for metric, ends in one["intervals"].items()},
+        {metric: (ends[0], ends[1]) for metric, ends in one["intervals"].items()}, one["average_precision"],
     )  # fmt: skip
 
 

@@ -13,8 +13,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedvit.core.cases import Cases, measured_classes, positive_class
-from fedvit.core.clinical import SiteScore, score_cases
 from fedvit.core.errors import UserError, hint
 from fedvit.core.metrics import area_under_roc
 from fedvit.core.randomness import numpy_generator
@@ -130,28 +128,7 @@ def _shares(confusion: NDArray[np.int64], totals: NDArray[np.int64]) -> list[flo
     return [100 * float(hit) / float(total) if total else None for hit, total in zip(hits, totals, strict=True)]
 
 
-def clinical_scores(found: Evaluation, threshold: float | SiteScore, positive: str | None = None) -> SiteScore:
-    """Score every class against the rest, or of two classes the positive one, with intervals over images.
-
-    The threshold is a number, or that of every class in a client's scores, which were chosen on its validation images.
-    """
-    number = positive_class(positive, found.classes, "--positive")
-    columns = list(measured_classes(len(found.classes), several_labels=False, positive=number))
-    chosen = {one.number: one for one in threshold.classes} if isinstance(threshold, SiteScore) else {}
-    if chosen and set(chosen) != set(columns):
-        raise UserError("the run called another class positive, so its threshold is of no use here: give --threshold")
-    cuts = [chosen[k].threshold if chosen else float(threshold) for k in columns]  # type: ignore[arg-type]
-    sources = [chosen[k].source if chosen else "given" for k in columns]
-    probability = found.logits.double().softmax(1).numpy()[:, columns]
-    index = np.arange(found.images)
-    cases = Cases(
-        tuple(columns), index, index, False, found.labels.numpy()[:, None] == np.array(columns), probability,
-        probability >= np.array(cuts), tuple(cuts), tuple(sources),
-    )  # fmt: skip
-    return score_cases(cases, 0, "evaluate")
-
-
-def trained_on(run: Run, found: Evaluation) -> int:
+def trained_on(run: Run, files: Sequence[Path]) -> int:
     """Count the images that a client of this run trained on; 0 if the run does not name its files."""
     split = run.split
     names = split.get("files")
@@ -164,7 +141,7 @@ def trained_on(run: Run, found: Evaluation) -> int:
     root = (manifest.folder_of(place) if manifest.is_manifest(place) else place).resolve()
     parts = [part[kind] for part in split["clients"].values() for kind in ("train", "val", "probe") if kind in part]
     used = {os.path.join(root, names[number]) for numbers in parts for number in numbers}
-    return sum(os.path.join(file.parent.resolve(), file.name) in used for file in found.files)
+    return sum(os.path.join(file.parent.resolve(), file.name) in used for file in files)
 
 
 def evaluate(

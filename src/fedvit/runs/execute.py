@@ -14,19 +14,21 @@ from typing import Any
 import torch
 
 from fedvit.config.resolve import to_toml
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.files import append_line, write_text
 from fedvit.core.plan import Plan
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
+from fedvit.core.training import all_finite
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Partition
+from fedvit.engine.aggregate import check_aggregate
 from fedvit.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.estimate import log_estimate
 from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger
-from fedvit.engine.loop import WITHHELD, Round, evaluate, federate, reached, summarize
+from fedvit.engine.loop import NOT_AGGREGATED, WITHHELD, Round, evaluate, federate, reached, summarize
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
@@ -37,6 +39,7 @@ from fedvit.engine.worker import Worker, load_data
 from fedvit.runs.caution import warn_of_batch
 from fedvit.runs.doubts import AUTO, search_command
 from fedvit.runs.folder import STARTED, LocalBaseline, Run
+from fedvit.runs.lock import only_run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
 from fedvit.runs.write import (
     Roster,
@@ -75,11 +78,14 @@ def run_rounds(
         dataset, partition = load_data(experiment, dataset)
         reading = time.perf_counter() - begin
         net = make_net(experiment, dataset.classes, device)
+        check_aggregate(experiment, net, partition.seen)
         warn_of_batch(experiment, net, partition, dataset.images.shape[1:])
         workers = number_of_workers(workers, experiment, net, dataset, partition)
         worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
         store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))
         description = {**partition.to_json(), **about_images(dataset, partition)}
+        check_tracker(experiment)
+        stack.enter_context(only_run(folder))
         run = begin_run(
             experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )
@@ -154,6 +160,7 @@ class RunInProgress:
         with track_run(experiment, folder, last, sent) as show:
             for done in () if past.is_over(experiment.run.until_accuracy) else loop:
                 check_progress([*past.rows, done.row], experiment.train.rounds)
+                check_continuable(done.server)
                 past.rows.append(done.row)
                 with done.ledger.phase("checkpoint"):
                     if done.scores is not None:
@@ -191,16 +198,28 @@ def check_progress(rows: Sequence[Mapping[str, Any]], rounds: int) -> None:
     last = rows[-min(STALLED, rounds) :]
     if len(last) < min(STALLED, rounds) or not all(_all_failed(row) for row in last):
         return
-    reasons = "; ".join(f"{name} {text}" for name, text in rows[-1].get("failures", {}).items())
+    told = [rows[-1].get(NOT_AGGREGATED), *(f"{name} {text}" for name, text in rows[-1].get("failures", {}).items())]
+    reasons = "; ".join(text for text in told if text)
     raise UserError(
         f"no client has trained in {len(last)} rounds, most recently because: {reasons}. The run is saved up to round "
         f"{rows[-1]['round'] - 1}; correct the cause, then continue it with --resume"
     )
 
 
+def check_continuable(server: Server) -> None:
+    """End the run before it saves weights with which no client could go on, so that the last checkpoint stays good."""
+    if not all(map(all_finite, (server.shared, *server.memory.values()))):
+        raise DivergedError(
+            f"the server's weights became infinite, not a number or far too large in round {server.round}. The run is "
+            f"saved up to round {server.round - 1}; try a smaller learning rate (train.lr, or the method's own)"
+        )
+
+
 def _all_failed(row: Mapping[str, Any]) -> bool:
-    """Return whether all clients of a round failed, and not only because train.dropout made them."""
+    """Return whether no report of a round counted, and not only because train.dropout made clients fail."""
     reasons = [text for name, text in row.get("failures", {}).items() if text != DROPPED]
+    if NOT_AGGREGATED in row:
+        return bool(reasons) or not row["failed"]
     return bool(reasons) and len(row["failed"]) == len(row["cohort"])
 
 

@@ -4,12 +4,9 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
@@ -17,7 +14,7 @@ from fedvit.core.files import make_folder, read_lines, replacing, strict_json, w
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
-from fedvit.data.dataset import Dataset
+from fedvit.data.dataset import Dataset, Labels, count_present
 from fedvit.data.partition.groups import count_patients
 from fedvit.data.partition.records import Partition
 from fedvit.data.partition.split import partition_counts
@@ -29,6 +26,7 @@ from fedvit.models.build import macs_per_example
 from fedvit.runs.clinical import read_clinical, write_clinical
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.updates import about_updates
 
 
 @dataclass(frozen=True)
@@ -49,15 +47,19 @@ def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, 
         check_same_partition(folder, description)
     else:
         make_folder(folder)
+        if (folder / "run.toml").is_file():
+            raise UserError(
+                f"another process has begun a run in {folder}: continue it with --resume, or give another --out"
+            )
         write_text(folder / "run.toml", to_toml(experiment))
     text = json.dumps(description, allow_nan=False)  # one line, because it lists every image of every client
     write_text(folder / "split.json", f"{text}\n")
 
 
-def roster_of(labels: NDArray[np.int64], partition: Partition) -> Roster:
+def roster_of(labels: Labels, partition: Partition) -> Roster:
     """Return how much data every client has."""
     return {
-        name: Holding(len(part.train), len(part.test), len(np.unique(labels[part.train])))
+        name: Holding(len(part.train), len(part.test), count_present(labels[part.train]))
         for name, part in partition.clients.items()
     }
 
@@ -158,6 +160,7 @@ def write_summary(
         "nbytes": nbytes_per_client(rows),
         "nbytes_run": nbytes_of_run(rows),
         "layers": _layers_chosen_from(net),
+        "updates": {name: asdict(one) for name, one in about_updates(rows).items()} or None,
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,

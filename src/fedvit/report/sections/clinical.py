@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedvit.core.clinical import METRICS, RATES, ClassScore, Interval, SiteScore, macro
+from fedvit.core.clinical import RATES, ClassScore, Interval, SiteScore, macro
 from fedvit.report import svg
 from fedvit.report.paired import EVERY_CLASS, EVERYONE, PairedTest, against_local
 from fedvit.report.sections.parts import MOST_DETAILS, Group
@@ -16,7 +16,7 @@ from fedvit.runs.clinical import Clinical
 MOST_PLOTS = 12  # classes with a reliability plot of their own, and columns of AUROCs by client
 MOST_CLIENTS = 30  # in the tables of a run
 RATE_NAMES = {"sensitivity": "sensitivity %", "specificity": "specificity %", "ppv": "PPV %", "npv": "NPV %"}
-_HEAD = ("images", "positive", "threshold", *RATE_NAMES.values(), "AUROC", "Brier", "ECE")
+_HEAD = ("images", "positive", "threshold", *RATE_NAMES.values(), "F1", "AUROC", "AP", "Brier", "ECE")
 _SOURCES = {"val": "from val", "given": "given", "default": "default", None: ""}
 _TEST_HEAD = ("images", "AUROC gained", "DeLong p", "only this right", "only Local right", "McNemar p")
 
@@ -157,7 +157,7 @@ def summed_cells(own: Clinical, score: SiteScore) -> list[Cell]:
     means = macro(score, own.macro_classes)
     cells = [Cell(percent(_hundred(means[name]))) for name in RATES]
     return [Cell(amount(score.images)), Cell("-"), Cell("-"), *cells] + [
-        Cell(decimal(means[name])) for name in METRICS if name not in RATES
+        Cell(decimal(means[name])) for name in ("f1", "auroc", "average_precision", "brier", "ece")
     ]
 
 
@@ -173,7 +173,9 @@ def class_cells(one: ClassScore, within: float | None = None) -> list[Cell]:
         Cell(f"{one.positives:,}"),
         Cell(cut, _SOURCES[one.source]),
         *rates,
+        Cell(decimal(one.f1)),
         area,
+        Cell(decimal(one.average_precision)),
         Cell(decimal(one.brier), _decimals(one.intervals.get("brier"))),
         Cell(decimal(one.ece)),
     ]
