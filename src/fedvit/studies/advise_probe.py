@@ -119,6 +119,7 @@ def probe_experiment(experiment: Experiment, data: Dataset, rounds: int) -> Expe
                     "patience": None,
                     "track": None,
                     "before_after": False,
+                    "clinical": False,
                 }
             ),
         }
