@@ -42,6 +42,7 @@ class Policy(Table):
     most_epochs: Count = 100  # in one round
     test_share: Annotated[float, Field(gt=0, lt=1)] | Literal["any"] | None = None  # data.test; None: TEST_SHARES
     scores: Literal["full", "rounded", "none"] = "full"
+    follow_links: bool = False  # whether links in the site's folder of images may lead out of it
     class_counts: bool = True  # whether the confusion matrix of the test images may leave
     largest_epsilon: Annotated[float, Field(gt=0)] | None = None  # a run must guarantee a privacy bound of at most this
 
@@ -118,7 +119,7 @@ class Policy(Table):
 
 
 # For a trial, in which a client acts on the experiment's own images.
-TRIAL = Policy(least_images=1, least_batch=1, most_rounds=10**7, most_epochs=10**7, test_share="any")
+TRIAL = Policy(least_images=1, least_batch=1, most_rounds=10**7, most_epochs=10**7, test_share="any", follow_links=True)
 
 
 def _refuse(allowed: str, run: str) -> None:
