@@ -43,7 +43,8 @@ class Policy(Table):
     test_share: Annotated[float, Field(gt=0, lt=1)] | Literal["any"] | None = None  # data.test; None: TEST_SHARES
     scores: Literal["full", "rounded", "none"] = "full"
     follow_links: bool = False  # whether links in the site's folder of images may lead out of it
-    class_counts: bool = True  # whether the confusion matrix of the test images may leave
+    class_counts: bool = True  # whether counts of test images by class may leave: confusion matrix and clinical scores
+    clinical: bool = True  # whether clinical scores may leave; only where class_counts and scores = "full" let them
     largest_epsilon: Annotated[float, Field(gt=0)] | None = None  # a run must guarantee a privacy bound of at most this
 
     def allow(self, experiment: Experiment, settings: str, epsilon: float | None = None) -> None:
@@ -113,8 +114,10 @@ class Policy(Table):
             return Payload(scalars=KEPT_BACK)
         counts = self.class_counts and self.scores == "full"
         kept = {key: value for key, value in scores.scalars.items() if counts or not _shows_counts(key)}
+        if not self.clinical:
+            kept = {key: value for key, value in kept.items() if not is_clinical(key)}
         if self.scores == "rounded":
-            kept = {key: rounded(key, value) for key, value in kept.items()}
+            kept = {key: rounded(key, value) for key, value in kept.items() if step_of(key) is not None}
         return Payload(scores.trees, kept)
 
 
@@ -135,9 +138,16 @@ def _shows_counts(key: str) -> bool:
     return f"_{CONFUSION}_" in key or is_clinical(key)
 
 
+def step_of(name: str) -> float | None:
+    """Return to what a score is rounded, or None for one that has no rounded form and so may not leave."""
+    name = name.rstrip("_0123456789")  # of the label, for several labels per image
+    return next((step for end, step in STEPS.items() if name.endswith(end)), None)
+
+
 def rounded(name: str, value: float) -> float:
     """Return a score without the digits from which class sizes follow."""
-    step = next(step for end, step in STEPS.items() if name.endswith(end))
+    step = step_of(name)
+    assert step is not None
     if name.endswith("loss"):
         value = max(-LARGEST_LOSS, min(LARGEST_LOSS, value))
     return round(round(value / step) * step, 6)
