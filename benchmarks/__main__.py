@@ -17,6 +17,7 @@ from benchmarks import (
     images,
     many_clients,
     precision,
+    updates,
     workers,
 )
 from benchmarks.common import show
@@ -33,6 +34,7 @@ ALL = {
     "channel": channel.results,
     "estimate": estimate.results,
     "backbones": backbones.results,
+    "updates": updates.results,
 }
 ON_REQUEST = {"advice": advice.results}
 
