@@ -8,6 +8,7 @@ import sys
 from benchmarks import (
     advice,
     backbones,
+    bad_site,
     channel,
     editing,
     estimate,
@@ -36,7 +37,7 @@ ALL = {
     "backbones": backbones.results,
     "updates": updates.results,
 }
-ON_REQUEST = {"advice": advice.results}
+ON_REQUEST = {"advice": advice.results, "bad_site": bad_site.results}
 
 if __name__ == "__main__":
     known = {**ALL, **ON_REQUEST}

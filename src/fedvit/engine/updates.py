@@ -15,7 +15,7 @@ from fedvit.core.tree import Tree
 from fedvit.core.updates import HARDLY, clip_update, flat, length, update_in
 from fedvit.engine.ledger import Ledger
 
-AUTO = 3.0  # train.clip_update=auto: this many times the median length of past updates
+AUTO = 2.0  # train.clip_update=auto: this many times the median length of past updates
 REMEMBERED = 256  # past lengths
 _CANCELLED = 1e-3  # the sum of the others' directions is shorter, so it points nowhere
 
