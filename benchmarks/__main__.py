@@ -16,6 +16,7 @@ from benchmarks import (
     federation,
     frozen,
     images,
+    kills,
     many_clients,
     precision,
     updates,
@@ -37,7 +38,7 @@ ALL = {
     "backbones": backbones.results,
     "updates": updates.results,
 }
-ON_REQUEST = {"advice": advice.results, "bad_site": bad_site.results}
+ON_REQUEST = {"advice": advice.results, "bad_site": bad_site.results, "kills": kills.results}
 
 if __name__ == "__main__":
     known = {**ALL, **ON_REQUEST}
