@@ -1,16 +1,15 @@
 """The files of a run: rounds.jsonl while it runs, clients.csv and summary.json at the end."""
 
-import csv
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
-from fedvit.core.files import make_folder, read_lines, replacing, strict_json, write_json, write_text
+from fedvit.core.files import make_folder, read_lines, strict_json, write_csv, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -215,16 +214,18 @@ def _write_clients_csv(
     views = view_names(scores)
     header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
     columns = [f"{view}_{metric}" for view in views for metric in metrics]
-    with replacing(path) as partial, partial.open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow([*header, *columns, "local_accuracy", "gain"])
+
+    def lines() -> Iterator[Sequence[Any]]:
+        yield [*header, *columns, "local_accuracy", "gain"]
         for name, score in scores.items():
             has = roster[name]
             alone = local.get(name) if local is not None else None
             gain = "" if alone is None else score["personal_accuracy"] - alone
             values = [score.get(column, "") for column in columns]
             counts = [has.train, has.test, has.classes, trained[name]]
-            writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
+            yield [name, *counts, *values, "" if alone is None else alone, gain]
+
+    write_csv(path, lines())
 
 
 def _write_confusion_json(path: Path, scores: Scores) -> None:
@@ -241,12 +242,14 @@ def _write_confusion_json(path: Path, scores: Scores) -> None:
 def write_unseen_csv(path: Path, partition: Partition, scores: Scores, metrics: Sequence[str]) -> None:
     """Write unseen.csv: the clients that never trained, by view."""
     columns = [f"{view}_{metric}" for view in view_names(scores) for metric in metrics]
-    with replacing(path) as partial, partial.open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["client", "train_samples", "test_samples", *columns])
+
+    def lines() -> Iterator[Sequence[Any]]:
+        yield ["client", "train_samples", "test_samples", *columns]
         for name, score in scores.items():
             part = partition.clients[name]
-            writer.writerow([name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)])
+            yield [name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)]
+
+    write_csv(path, lines())
 
 
 def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
