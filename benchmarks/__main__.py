@@ -8,6 +8,7 @@ import sys
 from benchmarks import (
     advice,
     backbones,
+    bad_site,
     channel,
     editing,
     estimate,
@@ -18,6 +19,7 @@ from benchmarks import (
     kills,
     many_clients,
     precision,
+    updates,
     workers,
 )
 from benchmarks.common import show
@@ -34,8 +36,9 @@ ALL = {
     "channel": channel.results,
     "estimate": estimate.results,
     "backbones": backbones.results,
+    "updates": updates.results,
 }
-ON_REQUEST = {"advice": advice.results, "kills": kills.results}
+ON_REQUEST = {"advice": advice.results, "bad_site": bad_site.results, "kills": kills.results}
 
 if __name__ == "__main__":
     known = {**ALL, **ON_REQUEST}

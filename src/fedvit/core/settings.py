@@ -245,7 +245,7 @@ class TrainSettings(Table):
     clip_update: ClipUpdate = Field(
         default="off",
         description="Largest L2 norm of the change that a client's report makes to what it received: off, a number, or "
-        "auto, three times the median of past changes. A larger one is scaled down.",
+        "auto, twice the median of past changes. A larger one is scaled down.",
     )
     aggregate: Aggregate = Field(
         default="mean",
