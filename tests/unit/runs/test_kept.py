@@ -277,6 +277,13 @@ def test_patience_stops_a_run_and_a_resumed_one_in_the_same_round(tmp_path: Path
         same_files(tmp_path / "r", whole)
 
 
+def test_a_run_that_patience_stops_has_the_clinical_scores_of_its_last_round(tmp_path: Path) -> None:
+    sets = {**VAL, "run.patience": 1, "run.clinical": True}
+    run = Run(finish(tiny("fedper", sets, **{**WILD, "rounds": 12}), tmp_path / "r"))
+    assert run.summary["rounds"] < 12
+    assert run.summary["clinical"] is not None
+
+
 def test_without_validation_images_nothing_is_chosen_and_nothing_written(tmp_path: Path) -> None:
     for setting in ("run.keep=best", "run.patience=3"):
         status, _, message = call("run", *QUICK, "--set", setting, "--out", tmp_path / "r")
