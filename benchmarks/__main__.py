@@ -9,6 +9,7 @@ from benchmarks import (
     advice,
     backbones,
     channel,
+    checks,
     editing,
     estimate,
     evaluation,
@@ -32,6 +33,7 @@ ALL = {
     "editing": editing.results,
     "precision": precision.results,
     "channel": channel.results,
+    "checks": checks.results,
     "estimate": estimate.results,
     "backbones": backbones.results,
 }
