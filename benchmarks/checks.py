@@ -1,15 +1,14 @@
 """Time the checks of all messages of a round beside the round itself: python -m benchmarks.checks [--repeats 5]
 
-The contestants take turns. A round is what `benchmarks.federation` measures: messages, training and averaging of 8 clients
-with 128 images each on a ViT-Tiny. Its checks are those that both sides of a network make: every client compares the
-message it gets with the one that the plan would send, and the server every report, tensor by tensor, with its numbers.
-Of split learning, a round of FedV is measured with and its checks, message by message.
+A round and its checks are timed in turns. A round is what `benchmarks.federation` measures: messages, training and
+averaging of 8 clients with 128 images each on a ViT-Tiny. Its checks are those of both sides of a network: every client
+compares the message it gets with the one that the plan would send, and the server every report, tensor by tensor. Of
+split learning, one client's round of FedV is timed, with the checks of every request and answer apart.
 """
 
 import argparse
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,15 @@ from fedvit.engine.client_store import ClientStore
 from fedvit.engine.inprocess import InProcess
 from fedvit.engine.ledger import Ledger
 from fedvit.engine.loop import train_round
-from fedvit.engine.split_loop import LocalClients, Loopback, server_side
+from fedvit.engine.split_loop import Loopback, one_step, server_side
 from fedvit.models.cuts import Parts
 from fedvit.network.boundary import read_order, read_report
 from fedvit.network.grpc.checks import Checks, Progress
 from fedvit.network.payload_check import difference, down_of, up_of
 from fedvit.runs.write import Holding
+from fedvit.split.client import ClientSide
 from fedvit.split.messages import Message
+from fedvit.split.server import ServerSide
 
 CLIENTS, IMAGES = 8, 128
 LABELS = ("fedavg", "fedperfix", "scaffold", "fedavg+bias")
@@ -82,38 +83,43 @@ def federated(label: str, repeats: int, images: int = IMAGES) -> Result:
     return Result(f"{label}: checks of a round / the round", ratios, 0.02)
 
 
+class Timed(Loopback):
+    """A channel within one process that checks what passes, as both sides of a network do, and times the checks."""
+
+    def __init__(self, side: ServerSide, checks: Checks, steps: int):
+        super().__init__(side)
+        self.checks, self.progress, self.images, self.seconds = checks, Progress("train", steps, average=True), 0, 0.0
+
+    def call(self, request: bytes) -> bytes:
+        sent = Message.from_bytes(request)
+        self.seconds += seconds_of(self.checks.check, sent, self.progress, self.server)
+        reply = super().call(request)
+        self.images = len(sent.payload.trees["h"]["x"]) if "h" in sent.payload.trees else self.images
+        self.seconds += seconds_of(self.checks.check_answer, sent, Message.from_bytes(reply), self.images)
+        return reply
+
+
 def split(repeats: int, images: int = IMAGES) -> Result:
     experiment = settings("fedv", clients=1, cohort=1, threads=1)
     worker = make_worker(experiment, images)
-    net, names = worker.net, list(worker.partition.clients)
-    checked, parts = Checks(net, experiment.train.batch), Parts(net.module, net.split.cut)
-    ratios = []
-    for number in range(1, repeats + 2):
-        with tempfile.TemporaryDirectory() as folder:
-            clients = LocalClients(net, InProcess(worker, ClientStore(Path(folder), in_ram=True)))
-            side = server_side(net, parts, replace(net.server(names), round=number - 1), experiment, number, names)
-            spent = [0.0]
-            steps = experiment.train.epochs * -(-images // experiment.train.batch)
-            progress = {name: Progress("train", steps, average=True) for name in names}
-            answer = Loopback.call
+    net, (name,) = worker.net, worker.partition.clients
+    checks, parts = Checks(net, experiment.train.batch), Parts(net.module, net.split.cut)
+    steps = experiment.train.epochs * -(-images // experiment.train.batch)
 
-            def call(self: Loopback, request: bytes, spent: Any = spent, progress: Any = progress) -> bytes:
-                sent = Message.from_bytes(request)
-                spent[0] += seconds_of(checked.check, sent, progress[sent.client], self.server)
-                reply = answer(self, request)
-                count = len(sent.payload.trees["h"]["x"]) if "h" in sent.payload.trees else self.images
-                self.images = count  # type: ignore[attr-defined]
-                spent[0] += seconds_of(checked.check_answer, sent, Message.from_bytes(reply), count)
-                return reply
+    def seconds(number: int) -> tuple[float, float]:
+        """Return the seconds of a client's round, and those of its checks."""
+        channel = Timed(server_side(net, parts, net.server([name]), experiment, number, [name]), checks, steps)
+        requests = ClientSide(net.split, parts, worker.client(name, number, {})).requests(average=True)
 
-            Loopback.images, Loopback.call = 0, call  # type: ignore[attr-defined, method-assign]
-            try:
-                whole = seconds_of(lambda: clients.train(side, names, number, average=True))
-            finally:
-                Loopback.call = answer  # type: ignore[method-assign]
-            if number > 1:
-                ratios.append(spent[0] / (whole - spent[0]))
-    return Result("fedv: checks of a round / the round", ratios, 0.02)
+        def train() -> None:
+            while one_step(requests, channel):
+                pass
+
+        whole = seconds_of(train)
+        return whole - channel.seconds, channel.seconds
+
+    pairs = [seconds(1) for _ in range(repeats + 1)][1:]  # the first warms up
+    return Result("fedv: checks of a round / the round", [checking / rest for rest, checking in pairs], 0.02)
 
 
 def results(repeats: int = 5, images: int = IMAGES) -> list[Result]:

@@ -71,6 +71,7 @@ HEADER = {"message": '[1,"c",0,"start"]', "numbers": "{}"}
         blob(NOTHING, {**HEADER, "numbers": NESTED}),
         blob(NOTHING, {**HEADER, "empty": '"ab"'}),
         blob(NOTHING, {**HEADER, "empty": NESTED}),
+        blob(NOTHING, {**HEADER, "empty": '["a\\nERROR forged"]'}),
     ],
 )
 def test_a_decoder_raises_nothing_but_value_error(bad: bytes) -> None:
