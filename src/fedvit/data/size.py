@@ -66,7 +66,9 @@ def _size_of_npz(path: Path, *, join_val: bool) -> DataSize:
     images = {key: shapes[key] for key in parts}
     if not images or not labels:
         raise UserError(f"{path} lacks train_images and train_labels; it has {', '.join(sorted(shapes)) or 'nothing'}")
-    return _size_of_arrays(path, images, 1 + max(int(part.max()) for part in labels if part.size))
+    several = max(part.shape[1] if part.ndim == 2 else 1 for part in labels)
+    classes = several if several > 1 else 1 + max(int(part.max()) for part in labels if part.size)
+    return _size_of_arrays(path, images, classes)
 
 
 def _size_of_arrays(path: Path, images: Mapping[str, tuple[int, ...]], classes: int) -> DataSize:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
 from fedvit.data import cache, folders, medmnist
-from fedvit.data.dataset import Dataset, Images, Labels, with_channels
+from fedvit.data.dataset import Dataset, Images, Labels, count_classes, with_channels
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> t
     """Return the given names, MedMNIST's own names for one of its files, or the class numbers themselves."""
     if len(labels) == 0:
         raise UserError(f"{source} has no images")
-    count = int(labels.max()) + 1
+    count = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
     if count > MOST_CLASSES:
         raise UserError(f"{source} has the class number {count - 1}: expected numbers below {MOST_CLASSES:,}")
-    empty = sorted(set(range(count)) - set(labels.tolist()))
+    empty = np.flatnonzero(count_classes(labels, count) == 0).tolist()
     if empty:
         log.warning("%s has no images of the classes with the numbers %s", source, ", ".join(map(str, empty[:5])))
     if names is None:

@@ -85,6 +85,12 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
     return None
 
 
+def newest_round(folder: Path) -> int:
+    """Return the round of the newest generation, intact or not, or 0 if there is none."""
+    rounds = (path.stem.rpartition("-")[2] for path in folder.glob("manifest-*.json"))
+    return max((int(number) for number in rounds if number.isdecimal()), default=0)
+
+
 def read_manifest(path: Path) -> Manifest:
     """Return a generation's manifest; raise ValueError if we did not write it, or if it names a file elsewhere."""
     try:

@@ -150,10 +150,9 @@ def read_scores(up: Payload, classes: int, agreed: Holding) -> Payload:
     counts = [value for key, value in up.scalars.items() if f"_{CONFUSION}_" in key]
     if counts and sum(counts) != agreed.test:
         raise ValueError(f"the confusion counts are of {sum(counts):.0f} images, but the site has {agreed.test}")
-    scored = from_scalars(up.scalars)
-    if scored is not None and scored.classes[0].images > agreed.test:
-        images = scored.classes[0].images
-        raise ValueError(f"the clinical scores are of {images:g} images, but the site has {agreed.test}")
+    clinical = from_scalars(up.scalars)
+    if clinical is not None and (clinical.images != agreed.test or (clinical.patients or 0) > agreed.test):
+        raise ValueError(f"the clinical scores are of {clinical.images} images, but the site has {agreed.test}")
     return up
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import resolve
 from fedvit.core.errors import UserError
-from fedvit.core.files import read_json, read_lines
+from fedvit.core.files import as_written, read_json, read_lines
 from fedvit.core.settings import Experiment, FromPython
 from fedvit.data.dataset import Dataset
 
@@ -134,9 +134,9 @@ class LocalBaseline:
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
     """Read clients.csv, with numbers as numbers and empty cells as None."""
-    with path.open(newline="") as stream:
+    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
         return [
-            {key: value if key == "client" else _parse_number(value) for key, value in row.items()}
+            {key: as_written(value) if key == "client" else _parse_number(value) for key, value in row.items()}
             for row in csv.DictReader(stream)
         ]
 
