@@ -8,6 +8,7 @@ import sys
 from benchmarks import (
     advice,
     backbones,
+    bad_site,
     channel,
     checks,
     editing,
@@ -19,6 +20,7 @@ from benchmarks import (
     kills,
     many_clients,
     precision,
+    updates,
     workers,
 )
 from benchmarks.common import show
@@ -36,8 +38,9 @@ ALL = {
     "checks": checks.results,
     "estimate": estimate.results,
     "backbones": backbones.results,
+    "updates": updates.results,
 }
-ON_REQUEST = {"advice": advice.results, "kills": kills.results}
+ON_REQUEST = {"advice": advice.results, "bad_site": bad_site.results, "kills": kills.results}
 
 if __name__ == "__main__":
     known = {**ALL, **ON_REQUEST}
