@@ -141,7 +141,7 @@ def compare(
             _draw_choices(run.folder)
         report_at = write_report_of(folder)
         if not flags["quiet"]:
-            out.print(comparison_table(entries, title))
+            out.print(comparison_table(entries, title, by="auroc" if first.data.several_labels else "mean"))
             print_verdict(comparing.compared_rows(table, folder), folder / "sites.csv")
             out.print(
                 f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}\nreport: {report_at}",
