@@ -66,11 +66,13 @@ class Federated:
         }
         self.wires = Wires(folder / "app", nodes)
 
+    pinned: Mapping[int, str] | None = None  # the server's list of sites, by node
+
     def rounds(self, *, resume: bool = False, min_sites: int = 1) -> Iterator[Round]:
         experiment, federation = read_app(self.folder / "app" / "fedvit_app")
         net = make_net(experiment, len(federation.classes), torch.device("cpu"))
         run = run_name(self.out, resume=resume)
-        sites = FlowerSites(self.wires, experiment, federation, net, run, 0.2, min_sites)  # type: ignore[arg-type]
+        sites = FlowerSites(self.wires, experiment, federation, net, run, 0.2, min_sites, pinned=self.pinned)  # type: ignore[arg-type]
         return serve_sites(sites, experiment, net, federation, self.out, run, 1.0, resume=resume)
 
     def finish(self, *, resume: bool = False, min_sites: int = 1) -> None:

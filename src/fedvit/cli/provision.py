@@ -72,6 +72,9 @@ def provision(
 ) -> None:
     """Set up training between sites, so that only the server can start code; see docs/deploy.md."""
     with clear_errors(flags["debug"]):
+        from fedvit.network.flower.template import need_flower
+
+        need_flower()
         if [experiment, register, site].count(None) != 2:
             raise UserError(
                 "expected one of three: EXPERIMENT.toml with --sites and --host at the server, --site at a site, or "
@@ -137,4 +140,4 @@ def _register(file: Path, folder: Path, *, replace: bool) -> None:
 
 
 def _say(text: str) -> None:
-    out.print(text, soft_wrap=True, highlight=False, markup=False)
+    out.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)  # :AB: is part of a fingerprint

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedvit.core.errors import UserError, one_line
 from fedvit.core.files import write_json
 from fedvit.network.flower.nodes import read_nodes
-from fedvit.network.flower.template import PROFILE, QUIET, need_flower
+from fedvit.network.flower.template import PROFILE, QUIET
 from fedvit.network.provision.keys import read_public_key
 from fedvit.network.provision.server import read_study
 
@@ -29,7 +29,6 @@ class Registered(NamedTuple):
 
 def register_site(folder: Path, file: Path, *, replace: bool = False) -> Registered:
     """Register a site's public key with the SuperLink, and pin the site's name to it."""
-    need_flower()
     folder = folder.resolve()
     study, nodes = read_study(folder), read_nodes(folder / NODES)
     key, name, fingerprint = read_public_key(file)

@@ -21,7 +21,7 @@ from fedvit.core.files import writing
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import make_net
 from fedvit.network.flower import guard
-from fedvit.network.flower.template import PROFILE, QUIET, for_sites, need_flower, write_app
+from fedvit.network.flower.template import PROFILE, QUIET, for_sites, write_app
 from fedvit.network.flower.trial import LOOPBACK, free_port
 from fedvit.network.payload_check import down_of, up_of
 from fedvit.network.policy import MEGABYTE
@@ -71,7 +71,6 @@ def provision(
     experiment: Experiment, sites: Sequence[str], classes: Sequence[str], host: str, port: int, folder: Path
 ) -> Study:
     """Write the server's folder, and one for each site, into a new folder that names the study."""
-    need_flower()
     folder = folder.resolve()
     experiment, federation = for_sites(experiment, sites, classes)
     study = Study(folder.name, host.strip("[]"), port, federation.sites)
