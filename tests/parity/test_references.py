@@ -15,6 +15,7 @@ from torch import nn
 
 from fedvit.core.batches import ClientData, InputSettings
 from fedvit.core.client import Client, LocalSettings
+from fedvit.core.losses import balanced_softmax
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Report, client_round
 from fedvit.core.roles import assign
@@ -22,8 +23,8 @@ from fedvit.core.server import Server
 from fedvit.methods import make_plan
 from fedvit.methods.apfl import stepped
 from fedvit.methods.fed_lamb import Lamb
-from fedvit.methods.fed_rod import balanced_softmax, teach_maker
 from fedvit.methods.fed_rod import made as made_head
+from fedvit.methods.fed_rod import teach_maker
 from fedvit.methods.layer_editing import Size, probe_batches, ranking
 from fedvit.methods.moon import contrast, features
 from fedvit.models.groups import state

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.settings import CLIP_GRAD, Experiment, FromPython, RunSettings
+from fedvit.core.settings import CLIP_GRAD, FOCAL_GAMMA, Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
@@ -145,6 +145,11 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum is only for sgd and has no effect with {optimizer}: set train.optimizer=sgd")
+    if train.focal_gamma is not None and train.loss != "focal":
+        raise UserError(
+            f"train.focal_gamma is only for the loss focal and has no effect with {train.loss}: set train.loss=focal"
+        )
+    gamma = FOCAL_GAMMA if train.loss == "focal" and train.focal_gamma is None else train.focal_gamma
     lr = train.lr or _default_lr(experiment, optimizer)
     return experiment.model_copy(
         update={
@@ -157,6 +162,7 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
                     "optimizer": optimizer,
                     "clip_grad": _default_clip(experiment) if train.clip_grad is None else train.clip_grad,
                     "lr": lr,
+                    "focal_gamma": gamma,
                     "weighting": train.weighting or plan_of(experiment).weighting,
                 }
             ),

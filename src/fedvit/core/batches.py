@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor]  # images (batch, 3, size, size) float, labels (batch)
+Batch = tuple[Tensor, Tensor]  # images (batch, 3, size, size) float, labels as in ClientData
 EVALUATION_BATCH = 256  # images at once, where nothing is learned from them
 Augment = Literal["none", "flip", "crop"]  # crop also flips
 
@@ -27,7 +27,7 @@ class ClientData:
     """One client's images, as indices into the single image array of the dataset."""
 
     images: Tensor  # (samples of the whole dataset, height, width, 1 or 3) uint8
-    labels: Tensor
+    labels: Tensor  # (samples) class numbers, or (samples, classes) 0 or 1 with several labels per image
     train: Tensor
     val: Tensor
     test: Tensor
@@ -36,9 +36,22 @@ class ClientData:
     activations: Callable[[Tensor], Tensor] | None = None  # by index; replace the images if the model takes them
 
     @property
+    def several_labels(self) -> bool:
+        """Whether an image may have several of the classes, or none."""
+        return self.labels.ndim == 2
+
+    @property
     def class_counts(self) -> Tensor:
-        """The number of training images of each class."""
+        """The number of training images of each class; with several labels per image, those that have it."""
+        if self.several_labels:
+            return self.labels[self.train].sum(0)
         return torch.bincount(self.labels[self.train], minlength=self.classes)
+
+    @property
+    def answer_counts(self) -> Tensor:
+        """The number of training images by class; with several labels, by no and yes for each, (2, labels)."""
+        counts = self.class_counts
+        return torch.stack([len(self.train) - counts, counts]) if self.several_labels else counts
 
 
 def image_batches(

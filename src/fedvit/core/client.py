@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -11,7 +12,9 @@ from torch.func import functional_call
 
 from fedvit.core import randomness
 from fedvit.core.batches import Augment, Batch, ClientData, InputSettings, image_batches
+from fedvit.core.losses import Criterion, make_criterion
 from fedvit.core.roles import Roles
+from fedvit.core.settings import FOCAL_GAMMA, LossName
 from fedvit.core.tree import Tree
 
 CPU = torch.device("cpu")
@@ -34,6 +37,8 @@ class LocalSettings:
     epochs: int = 1
     batch: int = 32
     augment: Augment = "none"
+    loss: LossName = "cross_entropy"
+    focal_gamma: float = FOCAL_GAMMA
     precision: Literal["fp32", "bf16"] = "fp32"
     device: torch.device = CPU
     seed: int = 0
@@ -94,6 +99,16 @@ class Client:
             return logits.float()
 
         return predict
+
+    @cached_property
+    def criterion(self) -> Criterion:
+        """The loss of the run's settings, from logits and labels, with this client's own class counts."""
+        settings = self.settings
+        return make_criterion(settings.loss, settings.focal_gamma, self.data.answer_counts, settings.device)
+
+    def loss(self, model: Predictor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of the run's settings on a batch."""
+        return self.criterion(model(x).float(), y)
 
     def batches(self, epochs: int, tag: str, size: int | None = None) -> Iterator[Batch]:
         """Yield shuffled batches for this many passes over the client's training images."""

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 CLIP_GRAD = 10.0  # the default of train.clip_grad on pre-trained weights
+FOCAL_GAMMA = 2.0  # the default of train.focal_gamma
+LossName = Literal["cross_entropy", "weighted", "focal", "balanced"]
 PLANNED = ("cosine", "step")  # schedules that plan their learning rates over all rounds
 
 
@@ -43,6 +45,10 @@ class DataSettings(Table):
     dir: Path | None = Field(
         default=None,
         description="Folder that holds datasets and weights; default: the environment variable FEDVIT_DATA.",
+    )
+    task: Literal["single", "multi"] | None = Field(
+        default=None,
+        description="Whether an image has one of the classes or any number of them (multi); default: as the data says.",
     )
     layout: Literal["auto", "class", "domain", "site", "tiny_imagenet"] = Field(
         default="auto", description="How a folder is organized."
@@ -86,6 +92,11 @@ class DataSettings(Table):
     auroc: bool | None = Field(
         default=None, description="Also measure AUROC; default: for two classes and for MedMNIST."
     )
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether an image may have several labels; known in resolved settings."""
+        return self.task == "multi"
 
     @property
     def folder(self) -> Path | None:
@@ -207,6 +218,16 @@ class TrainSettings(Table):
     )
     decay: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="Factor of the schedules step and exp; default: 0.1 for step, 0.99 per round for exp."
+    )
+    loss: LossName = Field(
+        default="cross_entropy",
+        description="What training minimizes: cross_entropy (with several labels per image, the binary one of each), "
+        "weighted by the inverse of the client's class counts, focal, or balanced softmax with the client's counts.",
+    )
+    focal_gamma: NotNegative | None = Field(
+        default=None,
+        description=f"Exponent of the loss focal: the larger, the less count images that are answered well; default: "
+        f"{FOCAL_GAMMA:g}.",
     )
     weighting: Literal["samples", "equal"] | None = Field(
         default=None,

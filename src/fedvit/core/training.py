@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -23,10 +22,6 @@ RateGroup = dict[str, Any]  # parameters with their learning rate, as PyTorch's 
 Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # from model, images and labels to the value to minimize
 
 
-def cross_entropy(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x).float(), y)
-
-
 def descend(
     client: Client,
     start: Tree,
@@ -35,20 +30,21 @@ def descend(
     epochs: int | None = None,
     steps: int | None = None,
     tag: str = "train",
-    loss: Loss = cross_entropy,
+    loss: Loss | None = None,
     adjust: Callable[[Named], None] | None = None,
     optimizer: Callable[[Named], Optimizer] | None = None,
 ) -> Tree:
     """Train on the client's batches from `start` and return the trained weights; `start` is not modified.
 
-    `only` names the weights to train (default: all trainable ones), `steps` stops after this many batches, `adjust`
-    may change the gradients before each step and before they are clipped, and `optimizer` replaces the one of the
-    settings.
+    `only` names the weights to train (default: all trainable ones), `steps` stops after this many batches, `loss`
+    replaces the client's (`train.loss`), `adjust` may change the gradients before each step and before they are
+    clipped, and `optimizer` replaces the one of the settings.
     `start` may also hold weights that the plan freezes; the module gets its frozen values back.
     """
     settings, module, live = client.settings, client.module, client.live
-    plain = loss is cross_entropy  # other losses may look inside the module, which a compiled module does not allow
+    plain = loss is None  # other losses may look inside the module, which a compiled module does not allow
     model = client.compiled if client.compiled is not None and plain else module
+    loss = loss or client.loss
     learn = set(client.roles.trainable if only is None else only)
     load_(live, start)
     losses: list[tuple[int, Tensor]] = []
@@ -161,9 +157,8 @@ def gradient(
     y: Tensor,
     *,
     only: Collection[str] | None = None,
-    loss: Loss = cross_entropy,
 ) -> tuple[Tensor, Tree]:
-    """Return the loss of a batch under any weights, and its gradient by name (default: every parameter in `weights`).
+    """Return the client's loss on a batch under any weights, and its gradient by name (default: every parameter).
 
     The module keeps its mode and its own weights; batch statistics are written to the buffers in `weights`.
     """
@@ -175,7 +170,7 @@ def gradient(
         return logits
 
     with client.settings.autocast():
-        value = loss(model, x, y)
+        value = client.loss(model, x, y)
     found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
     zero = ((name, torch.zeros_like(leaves[name]) if g is None else g) for name, g in zip(names, found, strict=True))
     return value.detach(), dict(zero)

@@ -19,6 +19,7 @@ from fedvit.engine.net import POOLED
 from fedvit.engine.transport import Task, Transport
 
 log = logging.getLogger(__name__)
+WITHHELD = "keeps its scores"  # why a client that answered has none
 _LONGEST_REASON = 200  # characters in rounds.jsonl
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\\/]+[^\s\\/:'\"]+){2,}")
 _KEY = re.compile(r"\b[0-9a-f]{16,}\b")  # an ID or hash, which differs from run to run
@@ -199,6 +200,10 @@ def evaluate(
             log.warning("round %d: client %s was not evaluated: %s", number, name, answer.reason)
             if absences is not None:
                 absences[name] = answer.reason
+            continue
+        if not answer.scalars:
+            if absences is not None:
+                absences[name] = WITHHELD
             continue
         scores[name] = dict(answer.scalars)
     if not plan.pooled:

@@ -19,7 +19,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Plugin, own_model
 from fedvit.core.roles import Roles, assign
 from fedvit.core.server import Server
-from fedvit.core.settings import Experiment, TrainSettings
+from fedvit.core.settings import FOCAL_GAMMA, Experiment, TrainSettings
 from fedvit.core.training import load_
 from fedvit.core.tree import Tree
 from fedvit.engine.activation_cache import (
@@ -274,6 +274,11 @@ def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
             f"{experiment.label} is split learning: train.lr is the rate of the client's tail, classifier included, "
             "and method.client_head_lr that of its head; leave out train.lr_classifier and train.lr_plugins"
         )
+    if split.labels_leave and train.loss != "cross_entropy":
+        raise UserError(
+            f"with {experiment.label} the server computes the loss, without the class counts of the clients: leave "
+            f"train.loss={train.loss} out"
+        )
     if train.compile:
         raise UserError(f"{experiment.label} is split learning, whose parts are not compiled: leave train.compile out")
     if split.client_head_lr == 0 and split.init == "random" and not experiment.model.from_scratch:
@@ -310,6 +315,8 @@ def local_settings(experiment: Experiment, round_: int, device: torch.device) ->
         epochs=train.epochs,
         batch=train.batch,
         augment=train.augment,
+        loss=train.loss,
+        focal_gamma=FOCAL_GAMMA if train.focal_gamma is None else train.focal_gamma,
         precision=run.precision,
         device=device,
         seed=run.seed,

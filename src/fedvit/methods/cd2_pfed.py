@@ -29,7 +29,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Report
 from fedvit.core.server import Server
 from fedvit.core.settings import Count, Fraction, NotNegative, Positive
-from fedvit.core.training import Loss, cross_entropy, descend
+from fedvit.core.training import Loss, descend
 from fedvit.core.tree import Tree
 from fedvit.models.channels import cut, paste, places
 
@@ -62,7 +62,7 @@ def two_way_loss(client: Client, private: float, weight: float, temperature: flo
     both = private < 1 and any(bool((place[name] >= 1 - private).any()) for name in learned)
 
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
-        value = cross_entropy(model, x, y)
+        value = client.loss(model, x, y)
         if not both:
             return value
         outputs = []

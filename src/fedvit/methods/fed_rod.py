@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedvit.core import tree
 from fedvit.core.client import Client, Predictor
+from fedvit.core.losses import balanced_softmax
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, overwrite
 from fedvit.core.roles import PERSONAL, SHARED, everything
@@ -30,13 +31,8 @@ from fedvit.models.plugins.specs import HeadMaker, SecondHead
 second_head = group(SecondHead.kind)
 
 
-def balanced_softmax(logits: Tensor, y: Tensor, counts: Tensor) -> Tensor:
-    """Compute the cross-entropy of logits to which the log of the class counts is added; an absent class drops out."""
-    return F.cross_entropy(logits + counts.to(logits).clamp(min=1e-12).log(), y)
-
-
 def _two_heads(client: Client, start: Tree, hyper: bool, hyper_lr: float) -> Tree:
-    counts = client.data.class_counts
+    counts = client.data.answer_counts
     seconds = list(client.module.second_head.children())  # type: ignore[union-attr]
 
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
@@ -44,7 +40,7 @@ def _two_heads(client: Client, start: Tree, hyper: bool, hyper_lr: float) -> Tre
             model(x)
         generic = torch.stack(tap.logits).mean(0).float()
         own = torch.stack([head(h.detach()) for head, h in zip(seconds, tap.features, strict=True)]).mean(0)
-        return balanced_softmax(generic, y, counts) + F.cross_entropy(generic.detach() + own.float(), y)
+        return balanced_softmax(generic, y, counts) + client.criterion(generic.detach() + own.float(), y)
 
     maker = {name for name in start if name.split(".")[0] == HeadMaker.kind}
     end = descend(client, start, only=set(start) - maker, loss=loss)
@@ -54,7 +50,7 @@ def _two_heads(client: Client, start: Tree, hyper: bool, hyper_lr: float) -> Tre
 def made(client: Client, weights: Tree) -> Tensor:
     """Compute all numbers of a personal head from the client's class frequencies."""
     counts = client.data.class_counts.float()
-    hidden = F.linear(counts / counts.sum(), weights["head_maker.0.weight"], weights["head_maker.0.bias"])
+    hidden = F.linear(counts / counts.sum().clamp(min=1), weights["head_maker.0.weight"], weights["head_maker.0.bias"])
     return F.linear(F.relu(hidden), weights["head_maker.2.weight"], weights["head_maker.2.bias"])
 
 

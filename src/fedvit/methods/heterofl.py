@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvit.core.client import Client, Predictor
@@ -24,7 +23,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Report, report_shared
 from fedvit.core.server import Server
 from fedvit.core.settings import Numbers
-from fedvit.core.training import cross_entropy, descend
+from fedvit.core.training import descend
 from fedvit.core.tree import Tree
 from fedvit.models import width
 from fedvit.models.width import Cutter, Part, Windows
@@ -39,13 +38,13 @@ def _train_part(client: Client, start: Tree, masking: bool, scaler: bool, clip: 
     absent = (client.data.class_counts == 0).to(client.settings.device)
 
     def masked(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(model(x).float().masked_fill(absent, 0), y)
+        return client.criterion(model(x).float().masked_fill(absent, 0), y)
 
     def clipped(parameters: Mapping[str, nn.Parameter]) -> None:
         nn.utils.clip_grad_norm_(parameters.values(), clip or 0)
 
     with width.scaled(client.module, client.rate) if scaler else nullcontext():
-        return descend(client, start, loss=masked if masking else cross_entropy, adjust=clipped if clip else None)
+        return descend(client, start, loss=masked if masking else None, adjust=clipped if clip else None)
 
 
 def _report_with_classes(client: Client, start: Tree, end: Tree) -> Payload:

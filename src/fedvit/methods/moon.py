@@ -14,7 +14,7 @@ from fedvit.core.client import Client, Predictor
 from fedvit.core.plan import Plan
 from fedvit.core.roles import Roles
 from fedvit.core.settings import NotNegative, Positive, Whole
-from fedvit.core.training import cross_entropy, descend, eval_mode
+from fedvit.core.training import descend, eval_mode
 from fedvit.core.tree import Tree
 from fedvit.models.plugins.attach import classifiers, tapped
 from fedvit.models.plugins.specs import Projection
@@ -38,7 +38,7 @@ def _contrasted(client: Client, start: Tree, mu: float, tau: float) -> Tree:
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
         near, far = features(client, received, x), features(client, last, x)
         with tapped(client.module) as tap:
-            supervised = cross_entropy(model, x, y)
+            supervised = client.loss(model, x, y)
         return supervised + mu * contrast(torch.cat(tap.features, dim=1), near, far, tau)
 
     end = descend(client, start, loss=loss)

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from fedvit.core import tree
 from fedvit.core.batches import image_batches
 from fedvit.core.client import Client, Predictor
-from fedvit.core.training import Loss, cross_entropy
+from fedvit.core.training import Loss
 from fedvit.core.tree import Tree
 from fedvit.models.plugins.modules import ImageSplitter
 
@@ -34,8 +34,8 @@ def splitting_loss(client: Client, mild: float, strong: float) -> Loss:
         robust, mean, log_variance = _splitter_of(client)(x)
         noisy = [x - robust + level * torch.randn_like(x) for level in (mild, strong)]
         divergence = 0.5 * (mean**2 + log_variance.exp() - 1 - log_variance).sum() / x.numel()
-        guess = cross_entropy(model, torch.cat(noisy), torch.cat([y, y]))
-        whole = cross_entropy(model, x, y)
+        guess = client.loss(model, torch.cat(noisy), torch.cat([y, y]))
+        whole = client.loss(model, x, y)
         value: Tensor = emphasis * 5.0 * F.mse_loss(robust, x) + 2.0 * guess + 0.4 * whole + 0.005 * divergence
         return value
 
@@ -74,7 +74,7 @@ def with_residuals(client: Client, features: Tree) -> Loss:
         chosen = balanced(labels, len(y), generator)
         more = [joined[level][chosen].to(x) for level in LEVELS]
         classes = labels[chosen].to(y)
-        return cross_entropy(model, torch.cat([x, *more]), torch.cat([y, classes, classes]))
+        return client.loss(model, torch.cat([x, *more]), torch.cat([y, classes, classes]))
 
     return loss
 

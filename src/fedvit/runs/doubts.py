@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvit.core.settings import Experiment
+from fedvit.core.losses import chance_loss
+from fedvit.core.settings import FOCAL_GAMMA, Experiment
 from fedvit.runs.folder import Run
 
 AUTO = "--lr auto"  # a sentence with this in it is about the learning rate
@@ -31,13 +32,16 @@ def doubts(run: Run, experiment: Experiment, rows: Rows, *, loss_terms: int, kee
     `loss_terms` is the plan's, and `keeps_own` tells whether clients keep something of their own.
     """
     split, clients = run.split, run.clients
-    chance = loss_terms * math.log(max(2, len(split.get("class_names", ()))))
+    train, names = experiment.train, split.get("class_names", ())
+    gamma = FOCAL_GAMMA if train.focal_gamma is None else train.focal_gamma
+    several = experiment.data.several_labels
+    chance = loss_terms * chance_loss(train.loss, gamma, len(names), several_labels=several)
     found = [
         _loss_above_chance(rows, chance, experiment),
         _diverging(rows, chance, experiment),
         _falling(rows, clients, split, experiment),
-        _one_answer(run.confusion, split.get("class_names", ())),
-        _below_the_most_frequent_class(clients, split),
+        _one_answer(run.confusion, names),
+        "" if several else _below_the_most_frequent_class(clients, split),
         _never_sampled(clients) if keeps_own else "",
     ]
     return [doubt for doubt in found if doubt]

@@ -26,7 +26,7 @@ from fedvit.engine.client_store import ClientStore
 from fedvit.engine.estimate import log_estimate
 from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger
-from fedvit.engine.loop import Round, evaluate, federate, reached, summarize
+from fedvit.engine.loop import WITHHELD, Round, evaluate, federate, reached, summarize
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
@@ -171,7 +171,8 @@ class RunInProgress:
 
     def finish(self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None) -> None:
         """Write summary.json; its memory is that of this process and all that it started, which still exist."""
-        if not any(row["views"] for row in self.past.rows):
+        absent = [text for row in self.past.rows for text in row.get("failures_evaluation", {}).values()]
+        if not any(row["views"] for row in self.past.rows) and set(absent) != {WITHHELD}:
             raise UserError(
                 f"no client could be evaluated, so {self.folder} has no result; its log and rounds.jsonl say why. With "
                 "more --rounds, --resume continues it"

@@ -139,7 +139,7 @@ def write_summary(
         "model": experiment.model.name,
         "data": experiment.data.name,
         "partition": experiment.partition.name,
-        "clients": len(clients),
+        "clients": len(clients) or experiment.partition.clients,  # no client is listed if all keep their scores
         "cohort": experiment.train.cohort,
         "rounds": rows[-1]["round"],
         "seed": experiment.run.seed,
@@ -245,7 +245,7 @@ def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
     """Return every view after the last round, and its best round, which papers like to report: never the headline."""
     evaluated = [row for row in rows if row["views"] is not None]
     views = {}
-    for name, last in evaluated[-1]["views"].items():
+    for name, last in evaluated[-1]["views"].items() if evaluated else ():
         had = [row for row in evaluated if row["views"].get(name, {}).get("mean") is not None]
         best = max(had or evaluated[-1:], key=lambda row: row["views"][name]["mean"])
         views[name] = {**last, "best_round": best["views"][name]["mean"], "best_round_number": best["round"]}

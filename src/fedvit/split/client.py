@@ -4,7 +4,6 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedvit.core import randomness, tree
@@ -124,7 +123,7 @@ class ClientSide:
         b = unpack(reply.payload.trees["b"], settings.device).requires_grad_()
         with self.drawing(step, "tail"):
             logits = self.client_tail(b)
-        loss = F.cross_entropy(logits, y)
+        loss = self.client.criterion(logits, y)
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append((len(y), loss.detach()))
         body_wants = self.body_learns and self.split.gradient == "exact" and (self.split.body != "round" or last)
@@ -144,7 +143,7 @@ class ClientSide:
         """Return a batch's loss under features that the server sent, in full precision."""
         with randomness.seeded(*self.address(step, "tail")):
             b = unpack(features, self.client.settings.device)
-            return F.cross_entropy(self.client_tail(b).double(), y).item()
+            return self.client.criterion(self.client_tail(b).double(), y).item()
 
     def probe_head(self, step: int, x: Tensor, y: Tensor) -> Requests:
         """Estimate the head's gradient without one from the body: two losses with the head moved in both directions."""

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fedvit.core import randomness, tree
 from fedvit.core.client import Memory
 from fedvit.core.errors import DivergedError
+from fedvit.core.losses import cross_entropy
 from fedvit.core.payload import Payload
 from fedvit.core.training import clip_
 from fedvit.core.tree import Tree
@@ -139,7 +139,7 @@ class ServerSide:
 
     def on_labelled(self, message: Message) -> Payload:
         h, logits = self.features(message, self.weights_for(message.client))
-        loss = F.cross_entropy(logits.float(), message.payload.trees["labels"]["y"].to(self.device).long())
+        loss = cross_entropy(logits.float(), message.payload.trees["labels"]["y"].to(self.device).long())
         at_input = self.back(message, h, loss, None)
         trees = {"h": pack(at_input, self.split.wire)} if message.payload.scalars["wanted"] else {}
         return Payload(trees, {"loss": loss.item()})

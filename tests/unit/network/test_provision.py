@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 
 from fedvit.cli.main import app
 from fedvit.core.errors import UserError
+from fedvit.core.settings import Experiment
 from fedvit.network.flower import guard
+from fedvit.network.flower.apps import read_app
 from fedvit.network.flower.nodes import VARIABLE, pinned_names, read_nodes
-from fedvit.network.policy import read_policy
+from fedvit.network.policy import PolicyError, read_policy
 from fedvit.network.provision.keys import certificate_fingerprint, read_public_key
 from fedvit.network.provision.server import read_study
 from tests.network.units import command_of, read_unit
@@ -120,11 +122,28 @@ def test_a_site_that_prepares_again_keeps_its_key(study: Path) -> None:
     assert (study / "sites" / "north" / "north.key").read_bytes() == key
 
 
-def test_the_policy_allows_exactly_the_run_that_was_set_up(study: Path) -> None:
-    policy = read_policy(study / "sites" / "north" / "policy.toml")
-    assert policy.methods == ["fedper+bias"]
-    assert policy.groups == ["shared"]
-    assert policy.largest_message_mb == 1
+def test_the_policy_allows_the_run_that_was_set_up_and_no_other(study: Path) -> None:
+    file = study / "sites" / "north" / "policy.toml"
+    experiment, federation = read_app(study / "server" / "app" / "fedvit_app")
+    agreed, policy = federation.hash_with(experiment), read_policy(file)
+    policy.allow(experiment, agreed)
+    policy.allow(changed(experiment, "method", {"name": "local"}), agreed)
+    for other in (
+        changed(experiment, "method", {"name": "fedavg"}),
+        changed(experiment, "train", experiment.train.model_copy(update={"rounds": experiment.train.rounds + 1})),
+        changed(experiment, "train", experiment.train.model_copy(update={"batch": 8})),
+        changed(experiment, "data", experiment.data.model_copy(update={"test": 0.5})),
+    ):
+        with pytest.raises(PolicyError):
+            policy.allow(other, agreed)
+    file.write_text(file.read_text().replace("# settings_sha256", "settings_sha256"))
+    read_policy(file).allow(experiment, agreed)
+    with pytest.raises(PolicyError, match="SHA-256"):
+        read_policy(file).allow(experiment, "0" * 64)
+
+
+def changed(experiment: Experiment, table: str, content: Any) -> Experiment:
+    return experiment.model_copy(update={table: content})
 
 
 def test_the_gate_knows_every_signed_path_and_no_other(study: Path) -> None:

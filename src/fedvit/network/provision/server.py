@@ -24,7 +24,7 @@ from fedvit.network.flower import guard
 from fedvit.network.flower.template import PROFILE, QUIET, for_sites, write_app
 from fedvit.network.flower.trial import LOOPBACK, free_port
 from fedvit.network.payload_check import down_of, up_of
-from fedvit.network.policy import MEGABYTE
+from fedvit.network.policy import MEGABYTE, epochs_of
 from fedvit.network.provision.keys import LOCAL, certificate_fingerprint, write_certificates
 from fedvit.network.server import check_servable
 from fedvit.network.site import Federation
@@ -83,10 +83,15 @@ def provision(
         server.mkdir(parents=True)
         server.chmod(0o700)
         write_server(server, study, experiment, federation)
+        method = str(experiment.method["name"])
         rules = {
+            "experiment": experiment,
             "label": experiment.label,
+            "local": "local" + experiment.label.removeprefix(method),
+            "epochs": epochs_of(experiment),
             "groups": sorted(report.trees),
             "megabytes": max(1, -(-report.nbytes // MEGABYTE)),
+            "sha256": federation.hash_with(experiment),
         }
         for name in federation.sites:
             write_site(folder / "sites" / name, study, name, server / "ca.crt", rules)
