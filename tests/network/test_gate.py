@@ -181,11 +181,19 @@ def test_a_provisioned_study_runs_and_everything_else_is_refused(tmp_path: Path)
 
         out = study.server / "run"
         until(lambda: Run(out).finished or (out / "error.txt").is_file(), "the end of the run")
+        # Whoever runs the server starts another app: the sites do not run it.
+        evil, mark = tmp_path / "evil", tmp_path / "stolen"
+        shutil.copytree(study.server / "app", evil)
+        client = evil / "fedvit_app" / "client_app.py"
+        client.write_text(f"open({str(mark)!r}, 'w')\n{client.read_text()}")
+        told = f'out="{tmp_path / "elsewhere"}" round-timeout=1.0'
+        subprocess.run([study.server / "flwr", "run", evil, "--run-config", told], capture_output=True, check=True)
         assert Run(out).finished, (out / "error.txt").read_text()
         assert [row["failed"] for row in Run(out).rounds] == [[]]
-        listed = subprocess.run([study.server / "flwr", "list"], capture_output=True, text=True, check=True).stdout
-        assert listed.count("finished") == 1
         assert (study.site("north") / "state" / "log.txt").is_file()
         for unit in (strange, keyless):
             assert "SuperNode ID" not in output_of(unit)
             assert not (unit.parent / "state").exists()
+        ignored = "client_app.py is another"
+        until(lambda: all(ignored in output_of(study.service(name)) for name in SITES), "the sites' refusal")
+        assert not mark.exists()

@@ -58,7 +58,11 @@ from fedvit.network.flower.apps import server_app
 
 app = server_app(Path(__file__).parent)
 """
-CLIENT = SERVER.replace("server_app", "client_app")
+CODE = {
+    "fedvit_app/__init__.py": "",
+    "fedvit_app/server_app.py": SERVER,
+    "fedvit_app/client_app.py": SERVER.replace("server_app", "client_app"),
+}
 
 
 def need_flower() -> None:
@@ -79,14 +83,17 @@ def write_app(folder: Path, experiment: Experiment, federation: Federation, out:
     tables["run"]["device"] = "auto"  # each side uses the devices it has
     for key in ("dir", "cache"):
         tables["data"].pop(key, None)
-    (package / "__init__.py").write_text("")
-    (package / "server_app.py").write_text(SERVER)
-    (package / "client_app.py").write_text(CLIENT)
+    for name, text in CODE.items():
+        (folder / name).write_text(text)
     (package / "experiment.toml").write_text(tomli_w.dumps(tables))
     agreed = {"sites": list(federation.sites), "classes": list(federation.classes)}
     (package / "federation.toml").write_text(tomli_w.dumps(agreed))
-    text = APP.replace("{version}", version("fedvit")).replace("{out}", json.dumps(out))
-    (folder / "pyproject.toml").write_text(text)
+    (folder / "pyproject.toml").write_text(app_config(out))
+
+
+def app_config(out: str) -> str:
+    """Return the pyproject.toml of an app whose runs are written to the folder `out`."""
+    return APP.replace("{version}", version("fedvit")).replace("{out}", json.dumps(out))
 
 
 def names_of(text: str) -> list[str]:
