@@ -4,6 +4,7 @@ import shutil
 import ssl
 import stat
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,15 @@ def test_the_fingerprint_of_a_key_is_the_one_that_ssh_prints(study: Path) -> Non
     assert read_public_key(public)[2] in printed
 
 
-def test_a_site_that_prepares_again_keeps_its_key(study: Path) -> None:
+def test_a_site_that_prepares_again_keeps_its_key_and_its_settings(study: Path) -> None:
     prepare(study)
-    key = (study / "sites" / "north" / "north.key").read_bytes()
+    folder = study / "sites" / "north"
+    key = (folder / "north.key").read_bytes()
+    (folder / "node.toml").write_text("threads = 4\n")
     prepare(study)
-    assert (study / "sites" / "north" / "north.key").read_bytes() == key
+    assert (folder / "north.key").read_bytes() == key
+    told = tomllib.loads((folder / "node.toml").read_text())
+    assert (told["threads"], told["site"], told["data"]) == (4, "north", str(study.parent / "images"))
 
 
 def test_the_policy_allows_the_run_that_was_set_up_and_no_other(study: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import pwd
 import re
 import shutil
+import socket
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -148,6 +149,7 @@ def write_server(folder: Path, study: Study, experiment: Experiment, federation:
         "local": LOCAL,
         "nginx": shutil.which("nginx") or "/usr/sbin/nginx",
         "privileged": study.port < PRIVILEGED,
+        "ipv6": _has_ipv6(),
         "data_dir": str(data.resolve()) if data else "",
         "fingerprint": certificate_fingerprint(folder / "ca.crt"),
     }
@@ -157,6 +159,16 @@ def write_server(folder: Path, study: Study, experiment: Experiment, federation:
     fill("flwr.sh", folder / "flwr", content)
     (folder / "flwr").chmod(0o755)
     fill("server.md", folder / "README.md", content)
+
+
+def _has_ipv6() -> bool:
+    """Return whether this machine can listen on IPv6 addresses; nginx does not start if it must and cannot."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+            return True
+    except OSError:
+        return False
 
 
 def write_site(folder: Path, study: Study, name: str, authority: Path, rules: dict[str, Any]) -> None:

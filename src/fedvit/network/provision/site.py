@@ -1,6 +1,7 @@
 """A site's own part of a study: its key, its node's settings and its service, made on its own machine."""
 
 import os
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +46,9 @@ def prepare_site(folder: Path, name: str, data: Path | None, data_dir: Path | No
         told = {"site": name, "data": os.path.abspath(data), "state": str(state), "policy": str(folder / "policy.toml")}
         if data_dir is not None:
             told["data-dir"] = str(data_dir.resolve())
-        (folder / "node.toml").write_text(tomli_w.dumps(told))
+        node = folder / "node.toml"
+        known = tomllib.loads(node.read_text()) if node.exists() else {}
+        node.write_text(tomli_w.dumps({**known, **told}))
         content = {**surroundings(folder), "study": study, "site": name, "port": free_port()}
         fill("site.service", service, content)
     _, _, fingerprint = read_public_key(public)
