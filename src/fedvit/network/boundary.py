@@ -12,7 +12,7 @@ from typing import Any
 
 from fedvit.core.errors import PublicError, one_line
 from fedvit.core.metrics import CONFUSION, score_problem
-from fedvit.core.payload import Payload
+from fedvit.core.payload import CLAIMED, Payload
 from fedvit.network.payload_check import difference
 from fedvit.runs.write import Holding
 
@@ -120,7 +120,8 @@ def read_report(up: Payload, wanted: Payload, agreed: Holding) -> Payload:
     )
     if wrong_numbers:
         raise ValueError(f"the {wrong_numbers[0]} is not a number that training gives")
-    return Payload(up.trees, {**numbers, "examples": min(examples, agreed.train)})
+    more = {CLAIMED: examples} if examples > agreed.train else {}
+    return Payload(up.trees, {**numbers, "examples": min(examples, agreed.train), **more})
 
 
 def read_scores(up: Payload, classes: int, agreed: Holding) -> Payload:

@@ -4,7 +4,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fedvit.engine.net import POOLED, Net
 from fedvit.models.build import macs_per_example
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.updates import about_updates
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def write_summary(
         "nbytes": nbytes_per_client(rows),
         "nbytes_run": nbytes_of_run(rows),
         "layers": _layers_chosen_from(net),
+        "updates": {name: asdict(one) for name, one in about_updates(rows).items()} or None,
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,

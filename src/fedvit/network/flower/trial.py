@@ -98,7 +98,7 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
     need_flower()
     experiment, federation, dataset, partition = for_trial(experiment)
     net = make_net(experiment, dataset.classes, torch.device("cpu"))
-    check_servable(experiment, net)
+    check_servable(experiment, net, federation.sites)
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     trial = Trial(folder, free_port())
