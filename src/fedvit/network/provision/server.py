@@ -77,7 +77,7 @@ def provision(
     study = Study(folder.name, host.strip("[]"), port, federation.sites)
     _check(study, folder)
     net = make_net(experiment, len(classes), torch.device("cpu"))
-    check_servable(experiment, net)
+    check_servable(experiment, net, federation.sites)
     report = up_of(net, down_of(net, federation.sites, federation.sites[0], 0), 1)
     with writing(folder):
         server = folder / "server"
