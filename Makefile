@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-other-processor test-network lint check format docs bench package clean
+.PHONY: demo test test-other-processor test-network lint check format docs bench fuzz package clean
 
 demo: $(STAMP)
 	$(BIN)/fedvit compare local fedavg fedper fedperfix
@@ -36,6 +36,10 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+# A million changed messages and files for every decoder: hours.
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz
 
 package: $(STAMP)
 	rm -rf dist

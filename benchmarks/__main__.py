@@ -15,6 +15,7 @@ from benchmarks import (
     federation,
     frozen,
     images,
+    kills,
     many_clients,
     precision,
     workers,
@@ -34,7 +35,7 @@ ALL = {
     "estimate": estimate.results,
     "backbones": backbones.results,
 }
-ON_REQUEST = {"advice": advice.results}
+ON_REQUEST = {"advice": advice.results, "kills": kills.results}
 
 if __name__ == "__main__":
     known = {**ALL, **ON_REQUEST}

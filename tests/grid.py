@@ -7,6 +7,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedvit.core.client import Memory
 from fedvit.core.settings import Experiment
 from fedvit.engine.loop import Round
 from fedvit.engine.net import make_net
@@ -14,8 +15,14 @@ from fedvit.network.flower.apps import client_app, read_app
 from fedvit.network.flower.sites import FlowerSites
 from fedvit.network.flower.template import for_sites, for_trial, write_app
 from fedvit.network.server import run_name, serve_sites
+from fedvit.network.site_state import SiteState
 
 Told = dict[str, str]  # a node's --node-config
+
+
+def newest(state: SiteState, run: str) -> Memory:
+    """What a site kept last of a run, or nothing."""
+    return state.get(run, max(state.states(run), default=0))
 
 
 class Wires:

@@ -106,6 +106,8 @@ def run(
     sets = dict(settings or {})
     if groups is not None:
         sets["model.groups"] = {name: list(paths) for name, paths in groups.items()}
+    if dataset is not None and dataset.several_labels:
+        sets.setdefault("data.task", "multi")
     sites = dataset.site_names if dataset else None
     place = Path(out) if out is not None else None
     resolved, folder = settle(file, sets, flags, place, resume=resume, sites=sites, own=own)

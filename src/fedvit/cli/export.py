@@ -52,7 +52,14 @@ def predict(
         str | None, typer.Option(metavar="NAME", help="If MODEL is a run: use the model of this client.")
     ] = None,
     server: Annotated[bool, typer.Option("--server", help="If MODEL is a run: use the server's model.")] = False,
-    top: Annotated[int, typer.Option(help="Number of classes to name per image, most likely first.", min=1)] = 1,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of classes to name per image, most likely first; default: 1, or all labels of a model that may "
+            "give an image several.",
+            min=1,
+        ),
+    ] = None,
     table: Annotated[
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Write the predictions to this CSV file instead of printing them."),
@@ -77,7 +84,13 @@ def predict(
 @takes("debug")
 def evaluate(
     source: Annotated[Path, typer.Argument(metavar="MODEL", help="Exported model, or folder of a run.")],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with one subfolder of images per class.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folder with one subfolder of images per class, or a manifest for a model of several labels per image.",
+        ),
+    ],
     *,
     client: Annotated[
         str | None, typer.Option(metavar="NAME", help="If MODEL is a run: use the model of this client.")
@@ -101,30 +114,41 @@ def evaluate(
 ) -> None:
     """Score a model on a folder of labeled images: accuracy, balanced accuracy, AUROC and confusion matrix.
 
+    A model of several labels per image is scored on a manifest, label by label.
+
     Files that cannot be read are skipped and listed at the end, and the exit status is then 2.
     """
     with clear_errors(flags["debug"]):
         from fedvit.core.files import write_csv
-        from fedvit.report.evaluation import evaluation_tables
+        from fedvit.report.evaluation import evaluation_tables, label_tables
+        from fedvit.runs.evaluate import Evaluation, trained_on
         from fedvit.runs.evaluate import evaluate as score
-        from fedvit.runs.evaluate import trained_on
+        from fedvit.runs.evaluate_labels import LabelEvaluation, evaluate_labels
         from fedvit.runs.folder import Run
+        from fedvit.runs.model_file import description_of
         from fedvit.runs.predict import model_of
 
         if table is not None and (table.is_dir() or not table.parent.is_dir()):
             raise UserError(f"--csv expects a file in a folder that exists, found {table}")
         names = _class_names(classes)
-        found = score(model_of(source, client, server=server), folder, names, skip_unknown=skip_unknown)
+        model = model_of(source, client, server=server)
+        found: Evaluation | LabelEvaluation
+        if description_of(model).several_labels:
+            if names or skip_unknown:
+                raise UserError("--classes and --skip-unknown are about folders of classes: leave them out")
+            found = evaluate_labels(model, folder)
+        else:
+            found = score(model, folder, names, skip_unknown=skip_unknown)
         if table is not None:
             write_csv(table, found.csv_lines())
         if as_json:
             print_json(found.to_json())
         else:
-            for one in evaluation_tables(found):
+            for one in evaluation_tables(found) if isinstance(found, Evaluation) else label_tables(found):
                 out.print(one)
             if table is not None:
                 out.print(f"{found.images} images: {table}", soft_wrap=True, highlight=False, markup=False)
-        seen = trained_on(Run(source), found) if source.is_dir() else 0
+        seen = trained_on(Run(source), found.files) if source.is_dir() else 0
         if seen:
             err.print(f"{seen} of {found.images} images were used in training: these scores flatter the model")
         for words, left in (("no images of", found.absent), ("skipped folders", found.skipped)):

@@ -10,10 +10,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
+from fedvit.core.plan import Plan
 from fedvit.core.robust import fewest_reports
 from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
-from fedvit.data.sources import sites_of
+from fedvit.data.sources import sites_of, task_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
 from fedvit.methods.plugins import versions_of
 from fedvit.methods.tunes import SCRATCH_LR, TUNES, make_tune
@@ -121,7 +122,11 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
     method, tune = (_resolved_init(table, init) for table in (experiment.method, experiment.tune))
     experiment = experiment.model_copy(update={"method": method, "tune": tune})
     train, run = experiment.train, experiment.run
-    sites = sites_of(experiment.data) if sites is None else sites
+    if sites is None:
+        sites = sites_of(experiment.data)
+    if experiment.data.task is None and task_of(experiment.data) == "multi":
+        experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"task": "multi"})})
+    _check_several_labels(experiment)
     partition = experiment.partition.name or ("site" if sites else "dirichlet")
     clients = experiment.partition.clients
     if clients is None:
@@ -177,6 +182,24 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             "run": run.model_copy(update={"eval_every": every, "device": _choose_device(run)}),
         }
     )
+
+
+def _check_several_labels(experiment: Experiment) -> None:
+    """Refuse what has no meaning where an image may have several labels."""
+    if not experiment.data.several_labels:
+        return
+    one = plan_of(experiment)
+    reason = one.one_label_only if isinstance(one, Plan) or one.labels_leave else None
+    if reason is not None:
+        raise UserError(
+            f"{experiment.label} {reason}, but the images of {experiment.data.name} may have several labels: choose "
+            "another method"
+        )
+    if experiment.data.auroc is False:
+        raise UserError(
+            "data.auroc=false would leave out the main score of a task with several labels, the mean AUROC of the "
+            "labels: leave it out"
+        )
 
 
 def _resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:

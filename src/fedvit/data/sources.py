@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import zipfile
-import zlib
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
@@ -17,7 +16,7 @@ import psutil
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import DataSettings
 from fedvit.data import cache, dicom, folders, manifest, medmnist
-from fedvit.data.dataset import Dataset, flat_labels, join_parts, with_channels
+from fedvit.data.dataset import Dataset, checked_labels, count_classes, join_parts, with_channels
 from fedvit.data.decoding import RANGE, decode, read_window
 from fedvit.data.patients import contradictions, find_patients, hash_patients, number_patients
 from fedvit.data.torchvision_sets import TORCHVISION, class_names, from_torchvision, has_torchvision
@@ -45,7 +44,36 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
         whole = from_npz(path, join_val=settings.join_val)
     else:
         raise UserError(unknown(settings))
+    check_task(whole, settings)
     return whole
+
+
+def check_task(dataset: Dataset, settings: DataSettings) -> None:
+    """Refuse a dataset whose labels are of another kind than data.task says."""
+    found = "multi" if dataset.several_labels else "single"
+    if settings.task not in (None, found):
+        has = "several labels" if dataset.several_labels else "one label"
+        raise UserError(
+            f"data.task={settings.task}, but {dataset.name} has {has} per image: leave data.task out, or give labels "
+            f"of the other kind"
+        )
+
+
+def task_of(settings: DataSettings) -> manifest.Task | None:
+    """Return whether images have one label each or several, without reading an image; None if it is unclear."""
+    path = locate(settings)
+    if path is None or path.is_dir():
+        return None
+    if manifest.is_manifest(path):
+        return manifest.task_of(path)
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("train_labels.npy") as stream:
+            major, _ = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+            shape = read(stream)[0]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None
+    return "multi" if len(shape) == 2 and shape[1] > 1 else "single"
 
 
 def locate(settings: DataSettings) -> Path | None:
@@ -160,7 +188,7 @@ def from_npz(path: Path, *, join_val: bool = True) -> Dataset:
         raise UserError(
             f"{path} does not fit in memory: keep fewer images in it, or use a folder of images"
         ) from problem
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as problem:
+    except Exception as problem:  # zipfile, zlib, numpy and its tokenizer each have errors of their own
         raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
     needed = ("train_images", "train_labels", "test_images", "test_labels")
     missing = [key for key in needed if key not in arrays]
@@ -172,10 +200,13 @@ def from_npz(path: Path, *, join_val: bool = True) -> Dataset:
         if f"{part}_labels" not in arrays:
             raise UserError(f"{path} has {part}_images but no {part}_labels")
         images.append(with_channels(arrays.pop(f"{part}_images"), path))
-        labels.append(flat_labels(arrays[f"{part}_labels"], path))
+        labels.append(checked_labels(arrays[f"{part}_labels"], path))
         if len(images[-1]) != len(labels[-1]):
             raise UserError(f"{path}: {part}_images and {part}_labels have different lengths")
         tests.append(np.full(len(labels[-1]), part == "test"))
+    if len({part.shape[1:] for part in labels}) > 1:
+        told = ", ".join(f"{part}_labels {one.shape}" for part, one in zip(parts, labels, strict=True))
+        raise UserError(f"{path}: expected one class number per image or the same labels in every part, found {told}")
     numbers = np.concatenate(labels)
     names = class_names(arrays.get("class_names"), numbers, path)
     return Dataset(path.stem, join_parts(images, path), numbers, names, np.concatenate(tests))
@@ -261,9 +292,11 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
     if found.patients is not None:
         patients, whose = number_patients([who for who, is_good in zip(found.patients, good, strict=True) if is_good])
         hashes = () if size is None else hash_patients(whose, settings.cache_folder)
-    for label, name in enumerate(found.class_names):
-        number = int((labels == label).sum())
-        if number == 0 and not settings.class_list:
+    totals = count_classes(labels, len(found.class_names)).tolist()
+    for name, number in zip(found.class_names, totals, strict=True):
+        if number == 0 and labels.ndim == 2:
+            log.warning("no image in %s has the label %r", root, name)
+        elif number == 0 and not settings.class_list:
             raise UserError(f"the class {name!r} in {root} has no image that can be read")
         if number == 1:
             log.warning("the class %r in %s has one image, which can only be used to train or to test", name, root)

@@ -7,7 +7,9 @@ kept, so a damaged file costs one round. Randomness needs no state, because it i
 import hashlib
 import json
 import logging
+import re
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 
@@ -19,6 +21,15 @@ from fedvit.engine.client_store import ClientStore
 
 log = logging.getLogger(__name__)
 NORMS = "update_norms"  # the lengths of past updates, for train.clip_update=auto
+FILE = re.compile(r"(clients/)?[^/\0]+\.safetensors")  # of a checkpoint, below its folder
+
+
+class Manifest(TypedDict):
+    """What a generation consists of."""
+
+    round: int
+    server: Version
+    clients: dict[str, Version]
 
 
 def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
@@ -28,8 +39,8 @@ def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
         trees[NORMS] = {NORMS: torch.tensor(server.norms, dtype=torch.float64)}
     blob = to_bytes(Payload(trees))
     version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
-    manifest = {"round": server.round, "server": version, "clients": store.versions}
-    write_bytes(folder, f"manifest-{server.round:06d}.json", json.dumps(manifest, sort_keys=True).encode())
+    manifest = Manifest(round=server.round, server=version, clients=store.versions)
+    write_bytes(folder, manifest_name(server.round), json.dumps(manifest, sort_keys=True).encode())
     collect_garbage(folder, server.round, store)
 
 
@@ -49,15 +60,14 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
     damage = []
     for path in manifests:
         try:
-            manifest = json.loads(path.read_text())
-            blob = whole(folder, manifest["server"])
+            manifest = read_manifest(path)
+            trees = from_bytes(whole(folder, manifest["server"]), copy=True).trees
             for version in manifest["clients"].values():
                 whole(folder, version)  # one at a time, because all memories together may not fit in RAM
-        except (OSError, ValueError, KeyError, TypeError) as problem:
+        except (OSError, ValueError) as problem:
             damage.append(f"{path.name}: {problem}")
             log.warning("checkpoint %s is damaged (%s); trying the previous generation", path.name, problem)
             continue
-        trees = from_bytes(blob, copy=True).trees
         memory = {k.removeprefix("memory:"): v for k, v in trees.items() if k.startswith("memory:")}
         store.versions = manifest["clients"]
         if clean:
@@ -75,6 +85,29 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
     return None
 
 
+def newest_round(folder: Path) -> int:
+    """Return the round of the newest generation, intact or not, or 0 if there is none."""
+    rounds = (path.stem.rpartition("-")[2] for path in folder.glob("manifest-*.json"))
+    return max((int(number) for number in rounds if number.isdecimal()), default=0)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return a generation's manifest; raise ValueError if we did not write it, or if it names a file elsewhere."""
+    try:
+        found = json.loads(path.read_text())
+        versions = [found["server"], *found["clients"].values()]
+        ours = all(FILE.fullmatch(one["file"]) and one["sha256"].isalnum() for one in versions)
+        if not ours or type(found["round"]) is not int or path.name != manifest_name(found["round"]):
+            raise ValueError("it names a file that no checkpoint has, or another round")
+    except (KeyError, TypeError, AttributeError, RecursionError) as problem:
+        raise ValueError(f"it is not a manifest of ours: {problem}") from problem
+    return Manifest(round=found["round"], server=found["server"], clients=found["clients"])
+
+
+def manifest_name(round_: int) -> str:
+    return f"manifest-{round_:06d}.json"
+
+
 def whole(folder: Path, version: Version) -> bytes:
     """Return the bytes of a file after checking that they are the ones that were written."""
     blob = (folder / version["file"]).read_bytes()
@@ -89,9 +122,9 @@ def _sweep(folder: Path, round_: int) -> None:
     for path in folder.glob("manifest-*.json"):
         if int(path.stem.rpartition("-")[2]) <= round_:
             try:
-                manifest = json.loads(path.read_text())
+                manifest = read_manifest(path)
                 needed |= {path.name, manifest["server"]["file"], *(v["file"] for v in manifest["clients"].values())}
-            except (ValueError, KeyError, TypeError):
+            except ValueError:
                 continue  # a damaged manifest keeps no files alive
     for path in [*folder.glob("*"), *folder.glob("clients/*")]:
         if path.is_file() and str(path.relative_to(folder)) not in needed:

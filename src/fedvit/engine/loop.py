@@ -247,6 +247,7 @@ def _server_view(score: Mapping[str, float]) -> dict[str, float | None]:
         "micro": score["accuracy"],
         **spread,
         **{m: score[m] for m in (*METRICS[1:], AUROC) if m in score},
+        **_label_areas(AUROC, {"server": score}),
     }
 
 
@@ -265,4 +266,23 @@ def summarize(scores: Scores, test_samples: Mapping[str, int]) -> dict[str, dict
         areas = [score[f"{view}_{AUROC}"] for score in scores.values() if f"{view}_{AUROC}" in score]
         if areas:  # averaged over the clients for which it is defined
             views[view] |= {AUROC: sum(areas) / len(areas), f"{AUROC}_clients": len(areas)}
+        views[view] |= _label_areas(f"{view}_{AUROC}", scores)
+        ranked = [100 * score[f"{view}_val_{AUROC}"] for score in scores.values() if f"{view}_val_{AUROC}" in score]
+        if ranked:
+            views[view]["val"] = sum(ranked) / len(ranked)
     return views
+
+
+def _label_areas(start: str, scores: Scores) -> dict[str, Any]:
+    """Return the AUROC of several labels: of each, the mean over the clients that can test it, and their mean.
+
+    So all methods are compared over the same labels, however many of them a client has.
+    """
+    by_label: dict[str, list[float]] = {}
+    for score in scores.values():
+        for key, value in score.items():
+            label = key.removeprefix(f"{start}_")
+            if label != key and label.isdecimal():
+                by_label.setdefault(label, []).append(value)
+    means = {label: sum(own) / len(own) for label, own in sorted(by_label.items(), key=lambda item: int(item[0]))}
+    return {AUROC: sum(means.values()) / len(means), f"{AUROC}_labels": means} if means else {}

@@ -21,7 +21,7 @@ from fedvit.core.tree import Tree
 from fedvit.data.dataset import Dataset, metrics_of, wants_auroc
 from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.data.partition.split import partition_dataset
-from fedvit.data.sources import load_dataset
+from fedvit.data.sources import check_task, load_dataset
 from fedvit.engine.activation_cache import (
     Activations,
     accept_activations_,
@@ -64,6 +64,7 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
     data, seed = experiment.data, experiment.run.seed
     if dataset is None:
         dataset = load_dataset(data, input_size(experiment.model))
+    check_task(dataset, data)
     plan = plan_of(experiment)
     choice = plan.choice if isinstance(plan, Plan) else None
     probe, held_out = (0.0, None) if choice is None else (choice.probe, choice.held_out)

@@ -136,6 +136,7 @@ def _shows_counts(key: str) -> bool:
 
 def rounded(name: str, value: float) -> float:
     """Return a score without the digits from which class sizes follow."""
+    name = name.rstrip("_0123456789")  # of the label, for several labels per image
     step = next(step for end, step in STEPS.items() if name.endswith(end))
     if name.endswith("loss"):
         value = max(-LARGEST_LOSS, min(LARGEST_LOSS, value))
@@ -159,7 +160,7 @@ def read_policy(path: Path | None) -> Policy:
     except ValidationError as problem:
         keys = ", ".join(Policy.model_fields)
         raise UserError(f"the policy {path}: {readable(problem)}; the valid keys are {keys}") from problem
-    except ValueError as problem:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as problem:  # not TOML, or not UTF-8
         raise UserError(f"the policy {path} is not valid TOML: {problem}") from problem
 
 

@@ -3,7 +3,7 @@
 Nothing here depends on how messages are sent. Everything that must not leave the site stays in its state folder:
 
     log.txt             requests, refusals and every traceback
-    states/RUN/         personal weights and other memory after the last two rounds in which the site took part
+    states/RUN/         personal weights and other memory after the last rounds in which the site took part
     runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation
     cache/              decoded images
 
@@ -34,7 +34,7 @@ from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
 from fedvit.data.manifest import is_manifest
 from fedvit.data.partition.records import Partition
-from fedvit.engine.checkpoint import save_checkpoint
+from fedvit.engine.checkpoint import newest_round, save_checkpoint
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.worker import Worker, load_data
@@ -126,27 +126,18 @@ class Site:
         if self.name in partition.clients:
             self.policy.allow_images(len(partition.clients[self.name].train))
 
-    def recalled(self, run: str, continues: int, *, drop: bool) -> Memory:
-        """Return the state of the round that the server continues from; raise PublicError if it is missing."""
-        memory = self.memories.get(run, continues, drop=drop)
-        if continues and continues not in self.memories.states(run):
-            raise PublicError(
-                f"the server continues from the state of round {continues}, which this site does not have"
-            )
-        return memory
-
     def train(self, run: str, continues: int, down: Payload) -> Payload:
         """Train for one round from the state that the server names, and return what may leave of the report."""
         round_ = self.check(down, after=int(down.scalars["round"]) - 1)
-        up, memory = self.worker.train(self.name, down, self.recalled(run, continues, drop=True))
+        up, memory = self.worker.train(self.name, down, self.memories.get(run, continues))
         up = self.policy.report(up)
-        self.memories.put(run, round_, memory)
+        self.memories.put(run, round_, memory, after=continues)
         return up
 
     def evaluate(self, run: str, continues: int, down: Payload) -> Payload:
         """Evaluate the site's model on its own images, and keep it for the site to export and predict with."""
         round_ = self.check(down, after=int(down.scalars["round"]))
-        memory = self.recalled(run, continues, drop=False)
+        memory = self.memories.get(run, continues)
         scores = self.worker.evaluate(self.name, down, memory)
         self.keep_model(run, round_, down, memory)
         if self.policy.scores != "full":
@@ -166,8 +157,13 @@ class Site:
         return int(down.scalars["round"])
 
     def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> None:
-        """Write a folder like that of a run in one process, with this site as the only client."""
+        """Write a folder like that of a run in one process, with this site as the only client.
+
+        A message that comes too late does not replace the model of a later round.
+        """
         folder, (dataset, partition) = self.state / "runs" / self.memories.folder_of(run).name, self.holdings
+        if newest_round(folder / "checkpoint") > round_:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(self.experiment))
         mine = replace(partition, clients={self.name: partition.clients[self.name]}, unseen=())

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from fedvit.config.resolve import to_toml
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.files import append_line, write_text
 from fedvit.core.plan import Plan
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
+from fedvit.core.training import all_finite
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Partition
 from fedvit.engine.aggregate import check_aggregate
@@ -38,6 +39,7 @@ from fedvit.engine.worker import Worker, load_data
 from fedvit.runs.caution import warn_of_batch
 from fedvit.runs.doubts import AUTO, search_command
 from fedvit.runs.folder import STARTED, LocalBaseline, Run
+from fedvit.runs.lock import only_run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
 from fedvit.runs.write import (
     Roster,
@@ -82,6 +84,8 @@ def run_rounds(
         worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
         store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))
         description = {**partition.to_json(), **about_images(dataset, partition)}
+        check_tracker(experiment)
+        stack.enter_context(only_run(folder))
         run = begin_run(
             experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )
@@ -156,6 +160,7 @@ class RunInProgress:
         with track_run(experiment, folder, last, sent) as show:
             for done in () if past.is_over(experiment.run.until_accuracy) else loop:
                 check_progress([*past.rows, done.row], experiment.train.rounds)
+                check_continuable(done.server)
                 past.rows.append(done.row)
                 with done.ledger.phase("checkpoint"):
                     if done.scores is not None:
@@ -199,6 +204,15 @@ def check_progress(rows: Sequence[Mapping[str, Any]], rounds: int) -> None:
         f"no client has trained in {len(last)} rounds, most recently because: {reasons}. The run is saved up to round "
         f"{rows[-1]['round'] - 1}; correct the cause, then continue it with --resume"
     )
+
+
+def check_continuable(server: Server) -> None:
+    """End the run before it saves weights with which no client could go on, so that the last checkpoint stays good."""
+    if not all(map(all_finite, (server.shared, *server.memory.values()))):
+        raise DivergedError(
+            f"the server's weights became infinite, not a number or far too large in round {server.round}. The run is "
+            f"saved up to round {server.round - 1}; try a smaller learning rate (train.lr, or the method's own)"
+        )
 
 
 def _all_failed(row: Mapping[str, Any]) -> bool:

@@ -253,6 +253,7 @@ def describe(opened: OpenedRun, client: str | None, window: Window = FULL, parte
         rate=window.rate,
         split=parted,
         classes=split["class_names"],
+        task="multi" if experiment.data.several_labels else None,
         input=Inputs(size=inputs.size, mean=inputs.mean, std=inputs.std, antialias=shrinks((height, width), inputs)),
         image=image,
         reading=Reading(width=width, height=height, window=experiment.data.window, gray=channels == 1),

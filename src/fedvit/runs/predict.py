@@ -26,7 +26,10 @@ from fedvit.runs.models import client_model, open_run, server_model
 
 
 class Prediction(NamedTuple):
-    """The most likely classes of an image, best first, with their probabilities."""
+    """The most likely classes of an image, best first, with their probabilities.
+
+    With several labels per image, these are independent: each label has a probability from 0 to 1 of its own.
+    """
 
     image: Path
     classes: tuple[str, ...]
@@ -43,9 +46,14 @@ def predict(
     description = description_of(model)
     top = min(top, len(description.classes))
     for files, logits in batches_of_logits(model, list(_image_files(images)), unreadable):
-        chances, numbers = torch.softmax(logits, dim=1).topk(top, dim=1)
+        chances, numbers = probabilities(logits, description).topk(top, dim=1)
         for file, chance, number in zip(files, chances.tolist(), numbers.tolist(), strict=True):
             yield Prediction(file, tuple(description.classes[n] for n in number), tuple(chance))
+
+
+def probabilities(logits: torch.Tensor, description: Description) -> torch.Tensor:
+    """Return the probability of every class: they sum to 1, unless an image may have several labels."""
+    return torch.sigmoid(logits) if description.several_labels else torch.softmax(logits, dim=1)
 
 
 def batches_of_logits(
@@ -134,14 +142,22 @@ def model_of(source: Path, client: str | None, *, server: bool) -> nn.Module:
 
 
 def predict_to(
-    console: Console, model: nn.Module, images: Sequence[str | Path], top: int, table: Path | None
+    console: Console, model: nn.Module, images: Sequence[str | Path], top: int | None, table: Path | None
 ) -> list[str]:
-    """Print predictions to the console or write them to a CSV file; return what could not be read."""
+    """Print predictions to the console or write them to a CSV file; return what could not be read.
+
+    Without `top`, they are the likeliest class, or all of several labels.
+    """
     unreadable: list[str] = []
-    top = min(top, len(description_of(model).classes))
-    found = predict(model, images, top=top, unreadable=unreadable)
+    description = description_of(model)
+    names = description.classes
+    top = min(top or (len(names) if description.several_labels else 1), len(names))
+    found = predict(
+        model, images, top=len(names) if table and description.several_labels else top, unreadable=unreadable
+    )
     if table is not None:
-        count = write_csv(table, _csv_lines(found, top))
+        lines = _label_lines(found, names) if description.several_labels else _csv_lines(found, top)
+        count = write_csv(table, lines)
         console.print(f"{count} images: {table}", soft_wrap=True, highlight=False, markup=False)
         return unreadable
     for image, classes, chances in found:
@@ -161,3 +177,11 @@ def _csv_lines(predictions: Iterable[Prediction], top: int) -> Iterator[list[obj
     yield [*header(top)]
     for image, classes, chances in predictions:
         yield [image, *(cell for pair in zip(classes, chances, strict=True) for cell in pair)]
+
+
+def _label_lines(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[list[object]]:
+    """Yield a header and one line per image: the labels with a probability of at least a half, and all of them."""
+    yield ["image", "labels", *(f"probability {name}" for name in names)]
+    for image, classes, chances in predictions:
+        chance = dict(zip(classes, chances, strict=True))
+        yield [image, "|".join(name for name in names if chance[name] >= 0.5), *(chance[name] for name in names)]

@@ -23,6 +23,7 @@ from fedvit.engine.worker import load_data
 from fedvit.runs.caution import warn_of_model
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.lock import LOCK, TRIAL_LOCK
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,8 @@ def _already_there(folder: Path, experiment: Experiment) -> str:
 
 def _is_left_over(path: Path) -> bool:
     """Return whether a file was left by a run that was stopped before its first round."""
-    return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json", "search")
+    left = ("flower", "sites", LOCK, TRIAL_LOCK, "error.txt", "network.json", "search")
+    return path.suffix == ".partial" or path.name in left
 
 
 def _warn_of_too_many(threads: int, workers: int) -> None:

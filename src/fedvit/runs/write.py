@@ -8,16 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
 from fedvit.core.files import make_folder, read_lines, replacing, strict_json, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
-from fedvit.data.dataset import Dataset
+from fedvit.data.dataset import Dataset, Labels, count_present
 from fedvit.data.partition.groups import count_patients
 from fedvit.data.partition.records import Partition
 from fedvit.data.partition.split import partition_counts
@@ -49,15 +46,19 @@ def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, 
         check_same_partition(folder, description)
     else:
         make_folder(folder)
+        if (folder / "run.toml").is_file():
+            raise UserError(
+                f"another process has begun a run in {folder}: continue it with --resume, or give another --out"
+            )
         write_text(folder / "run.toml", to_toml(experiment))
     text = json.dumps(description, allow_nan=False)  # one line, because it lists every image of every client
     write_text(folder / "split.json", f"{text}\n")
 
 
-def roster_of(labels: NDArray[np.int64], partition: Partition) -> Roster:
+def roster_of(labels: Labels, partition: Partition) -> Roster:
     """Return how much data every client has."""
     return {
-        name: Holding(len(part.train), len(part.test), len(np.unique(labels[part.train])))
+        name: Holding(len(part.train), len(part.test), count_present(labels[part.train]))
         for name, part in partition.clients.items()
     }
 

@@ -312,6 +312,7 @@ def test_class_sizes_follow_from_exact_scores_and_not_from_rounded_ones() -> Non
 
 def test_no_choice_of_weights_makes_a_rounded_loss_finer() -> None:
     assert rounded("personal_loss", 1e6 + 0.1234) == 10.0
+    assert rounded("personal_auroc_12", 0.8312) == 0.85
     assert rounded("loss", -1e6) == -10.0
     assert rounded("personal_auroc", 0.9349) == 0.95
     assert rounded("before_val_accuracy", 71.0) == 70.0

@@ -31,12 +31,12 @@ from fedvit.network.flower.apps import read_app
 from fedvit.network.flower.records import ABOUT, RAW, TENSORS, from_records, to_records
 from fedvit.network.flower.trial import Trial, daemon, follow, free_port
 from fedvit.network.handshake import common, differences
-from fedvit.network.server import only_server
 from fedvit.network.site_state import SiteState
 from fedvit.report.page import write_report
 from fedvit.runs.folder import Run
+from fedvit.runs.lock import only_run
 from tests.conftest import finish, tiny
-from tests.grid import Federated
+from tests.grid import Federated, newest
 
 THREE = {"clients": 3, "samples": 120}
 LEFT_OUT = {"centralized", "fedfed"}  # one pools all images, the other sends what is left of them
@@ -61,7 +61,7 @@ def states(federated: Federated) -> dict[str, bytes]:
     """The newest state of every site that has one."""
     (run,) = {path.name for path in federated.folder.glob("sites/*/states/*")}
     kept = {
-        name: memory_to_bytes(SiteState(federated.state_of(name) / "states").get(run, 10**6))
+        name: memory_to_bytes(newest(SiteState(federated.state_of(name) / "states"), run))
         for name in federated.federation.sites
     }
     return {name: blob for name, blob in kept.items() if blob != memory_to_bytes({})}
@@ -431,7 +431,7 @@ def test_a_site_without_the_state_that_the_server_goes_on_from_says_so(tmp_path:
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
-    with only_server(tmp_path), pytest.raises(UserError, match="another server is using"), only_server(tmp_path):
+    with only_run(tmp_path), pytest.raises(UserError, match="another process is running in"), only_run(tmp_path):
         pass
 
 

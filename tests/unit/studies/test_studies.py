@@ -718,6 +718,9 @@ def test_pfededit_settings_are_the_published_ones() -> None:
     assert {e.method["k"] for _, e in resolved("choice")} == {1, 3, 5, 7, 10, 13, 17}
     chosen = {(case.row, e.method["layers"], e.method["flexible"]) for case, e in resolved("choice")}
     assert chosen == {("random", "paper", False), ("norms", "main_norms", False), ("ranked", "paper", True)}
+    rounds = {(case.column, case.row): case.published for case, _ in resolved("pfededit-table7")}
+    assert rounds["choice, CIFAR-100", "fixed"] == ".885±.019, round 30"
+    assert rounds["choice, CIFAR-10", "flexible"] == ".962±.018, round 23"
     assert resolved("convergence")[0][0].targets == (60, 70, 75, 80, 85, 90)
     assert STUDIES["convergence"].target_by == "micro"
     skin = [e for case, e in resolved("pfededit-table8") if case.column == "Lyme, light and dark skin"]

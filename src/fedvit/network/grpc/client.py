@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedvit.config.hashing import agreed_hash
@@ -18,7 +17,7 @@ from fedvit.core.files import make_private, private_files
 from fedvit.core.metrics import view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
-from fedvit.data.dataset import Dataset
+from fedvit.data.dataset import Dataset, count_present
 from fedvit.data.partition.records import Partition
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.worker import Worker, load_data
@@ -75,7 +74,7 @@ class SplitClient:
             "name": name,
             "train": len(part.train),
             "test": len(part.test),
-            "classes_here": len(np.unique(dataset.labels[part.train])),
+            "classes_here": count_present(dataset.labels[part.train]),
             "common": common(experiment, self.net, dataset.class_names),
         }
         self.state = SiteState(state)
@@ -173,12 +172,12 @@ class SplitClient:
         match task.kind:
             case "train":
                 found: Mapping[str, float] = self.policy.report(Payload(scalars=self.train(door, task, memory))).scalars
-                self.state.put(run, task.round, memory)
+                self.state.put(run, task.round, memory, after=after)
             case "receive":
                 own = memory["personal"]
                 assert isinstance(own, dict)
                 memory["personal"] = tree.overlay(own, task.payload.trees["average"])
-                self.state.put(run, task.round, memory)
+                self.state.put(run, task.round, memory, after=after)
                 found = {}
             case _:
                 found = self.policy.release(Payload(scalars=self.evaluate(door, task, memory))).scalars
@@ -186,13 +185,13 @@ class SplitClient:
 
     def recalled(self, run: str, after: int) -> Memory:
         """Return the state that the server continues from; raise UserError if it is missing."""
-        memory = self.state.get(run, after)
-        if memory.get("updated", 0.0) != after:
+        try:
+            return self.state.get(run, after)
+        except PublicError as problem:
             raise UserError(
                 f"the server continues from our state of round {after} of run {run}, but {self.folder} does not have "
                 "it: give the --state folder that this client used before"
-            )
-        return memory
+            ) from problem
 
     def train(self, channel: Channel, task: Message, memory: Memory) -> dict[str, float]:
         self.net.module.train()

@@ -37,6 +37,7 @@ from fedvit.network.handshake import common, differences
 from fedvit.network.server import NETWORK, description, last_rounds, run_name, write_network
 from fedvit.network.site import Federation
 from fedvit.runs.execute import begin_run, run_log
+from fedvit.runs.lock import only_run
 from fedvit.runs.write import Holding
 from fedvit.split.messages import Message
 from fedvit.split.plan import SplitPlan
@@ -114,6 +115,7 @@ def serve_split(
         )  # fmt: skip
         over = stack.enter_context(_closing(listener))
         federation = Federation(tuple(names), class_names)
+        stack.enter_context(only_run(folder))
         write_network(folder, run_id, federation)
         run = begin_run(
             experiment, folder, net, store, names, description(federation), log_to, resume=resume, since=begin
