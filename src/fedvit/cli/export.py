@@ -1,12 +1,15 @@
 """Commands that use a trained model: export, predict and evaluate."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedvit.cli.flags import clear_errors, err, out, print_json, takes
 from fedvit.core.errors import UserError
+
+if TYPE_CHECKING:
+    from fedvit.core.clinical import SiteScore
 
 
 @takes("debug")
@@ -109,6 +112,25 @@ def evaluate(
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Also write one line per image, with every class's probability."),
     ] = None,
+    clinical: Annotated[
+        bool,
+        typer.Option(
+            "--clinical", help="Also print sensitivity, specificity, PPV, NPV, AUROC and calibration of every class."
+        ),
+    ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="With --clinical: probability between 0 and 1 from which an image is called positive (default: the client's own if MODEL is a run with clinical scores, otherwise 0.5)."
+        ),
+    ] = None,
+    positive: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help="With --clinical: of two classes, the one that is called positive (default: the second).",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON.")] = False,
     **flags: Any,
 ) -> None:
@@ -120,9 +142,11 @@ def evaluate(
     """
     with clear_errors(flags["debug"]):
         from fedvit.core.files import write_csv
-        from fedvit.report.evaluation import evaluation_tables, label_tables
+        from fedvit.report.evaluation import clinical_table, evaluation_tables, label_tables
+        from fedvit.runs.clinical import class_json
         from fedvit.runs.evaluate import Evaluation, trained_on
         from fedvit.runs.evaluate import evaluate as score
+        from fedvit.runs.evaluate_clinical import clinical_scores
         from fedvit.runs.evaluate_labels import LabelEvaluation, evaluate_labels
         from fedvit.runs.folder import Run
         from fedvit.runs.model_file import description_of
@@ -131,6 +155,9 @@ def evaluate(
         if table is not None and (table.is_dir() or not table.parent.is_dir()):
             raise UserError(f"--csv expects a file in a folder that exists, found {table}")
         names = _class_names(classes)
+        if not clinical and (threshold is not None or positive is not None):
+            raise UserError("--threshold and --positive belong to --clinical: add it, or leave them out")
+        cut = _threshold(threshold, source, client)
         model = model_of(source, client, server=server)
         found: Evaluation | LabelEvaluation
         if description_of(model).several_labels:
@@ -141,11 +168,19 @@ def evaluate(
             found = score(model, folder, names, skip_unknown=skip_unknown)
         if table is not None:
             write_csv(table, found.csv_lines())
+        measured = clinical_scores(found, cut, positive) if clinical else None
         if as_json:
-            print_json(found.to_json())
+            scores = (
+                [{"class": found.classes[one.number], **class_json(one)} for one in measured.classes]
+                if measured
+                else None
+            )
+            print_json(found.to_json() | ({"clinical": scores} if scores else {}))
         else:
             for one in evaluation_tables(found) if isinstance(found, Evaluation) else label_tables(found):
                 out.print(one)
+            if measured:
+                out.print(clinical_table(found, measured))
             if table is not None:
                 out.print(f"{found.images} images: {table}", soft_wrap=True, highlight=False, markup=False)
         seen = trained_on(Run(source), found.files) if source.is_dir() else 0
@@ -164,3 +199,14 @@ def _class_names(text: str | None) -> dict[str, str]:
     if not all(folder.strip() and equals and name.strip() for folder, equals, name in pairs):
         raise UserError(f"--classes expects FOLDER=CLASS pairs separated by commas, found {text!r}")
     return {folder.strip(): name.strip() for folder, _, name in pairs}
+
+
+def _threshold(given: float | None, source: Path, client: str | None) -> "float | SiteScore | None":
+    """Return the threshold of clinical scores: the given one, or those that the client's run chose, or 0.5."""
+    from fedvit.core.thresholds import parse_threshold
+    from fedvit.runs.clinical import read_clinical
+
+    if given is not None:
+        return float(parse_threshold(str(given)))
+    run = read_clinical(source) if source.is_dir() else None
+    return None if run is None or client is None else run.clients.get(client)

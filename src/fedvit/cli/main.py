@@ -6,6 +6,7 @@ import typer
 
 from fedvit import __version__
 from fedvit.cli.advise import advise
+from fedvit.cli.clinical import paired_tests
 from fedvit.cli.export import evaluate, export, predict
 from fedvit.cli.inspect import cost, datasets, methods, partition
 from fedvit.cli.network import flower, split_client, split_server
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 for command in (
     run, compare, search, advise, report, table, cost, methods, datasets, partition, study, provision, flower, export,
-    predict, evaluate, split_server, split_client,
+    predict, evaluate, paired_tests, split_server, split_client,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 

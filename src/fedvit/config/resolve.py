@@ -13,6 +13,7 @@ from fedvit.core.errors import UserError, nearest
 from fedvit.core.plan import Plan
 from fedvit.core.robust import fewest_reports
 from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, RunSettings
+from fedvit.core.thresholds import parse_threshold
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of, task_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
@@ -155,6 +156,7 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             f"train.warmup={train.warmup} rounds leave none of train.rounds={train.rounds} at the full learning rate: "
             "choose fewer"
         )
+    _check_clinical(run)
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum is only for sgd and has no effect with {optimizer}: set train.optimizer=sgd")
@@ -182,6 +184,16 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             "run": run.model_copy(update={"eval_every": every, "device": _choose_device(run)}),
         }
     )
+
+
+def _check_clinical(run: RunSettings) -> None:
+    if run.predictions and not run.clinical:
+        raise UserError("run.predictions belongs to the clinical scores: set run.clinical=true too, or leave it out")
+    if run.threshold is not None:
+        try:
+            parse_threshold(run.threshold)
+        except UserError as problem:
+            raise UserError(f"run.threshold: {problem}") from problem
 
 
 def _check_several_labels(experiment: Experiment) -> None:

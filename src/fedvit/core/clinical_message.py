@@ -1,7 +1,7 @@
 """A site's clinical scores as numbers in a message, and the check of such numbers when they arrive.
 
-They are counts, sums and scores of all test images of a class, never a single image's. Names are
-personal_clinical_<what>_<class>, and personal_clinical_patients.
+They are counts, sums and scores of all test images of a class, never a single image's: a bin with fewer than FEW
+images stands for them with its middle. Names are personal_clinical_<what>_<class>, and personal_clinical_patients.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +14,7 @@ PREFIX = f"personal_{CLINICAL}_"
 PATIENTS = f"{PREFIX}patients"
 COUNTS = ("tp", "fp", "tn", "fn")
 MOST = 10**9  # images
+FEW = 5  # images in a bin, below which the sum of their probabilities would tell about a single one
 _BIN = ("bin_images", "bin_probability", "bin_positives")  # followed by the number of the bin
 _ENDS = [f"{metric}_{end}" for metric in WITH_INTERVALS for end in ("low", "high")]
 _ALWAYS = (*COUNTS, "squares", "threshold", "source")
@@ -32,7 +33,8 @@ def to_scalars(score: SiteScore) -> dict[str, float]:
                 own[name] = float(one.metric(name) or 0.0)
         for number, place in enumerate(one.bins):
             if place.images:
-                values = (place.images, place.probability, place.positives)
+                middle = place.images * (number + 0.5) / BINS
+                values = (place.images, middle if place.images < FEW else place.probability, place.positives)
                 own |= {f"{name}{number}": float(value) for name, value in zip(_BIN, values, strict=True)}
         for metric, ends in one.intervals.items():
             own |= {f"{metric}_low": ends[0], f"{metric}_high": ends[1]}

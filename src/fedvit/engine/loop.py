@@ -4,9 +4,10 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedvit.core.cases import CASES, Cases
 from fedvit.core.errors import one_line
 from fedvit.core.metrics import AUROC, METRICS, over_clients
 from fedvit.core.payload import CLAIMED, Failure, Payload
@@ -37,6 +38,7 @@ class Round:
     row: dict[str, Any]
     scores: Scores | None
     ledger: Ledger
+    cases: Mapping[str, Cases] = field(default_factory=dict)  # test images one by one, of clients on this machine
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -65,12 +67,12 @@ def federate(
             server, loss, failures = train_round(plan, before, transport, experiment, cohort, number, ledger, answers)
         with ledger.phase("store"):
             transport.commit(number)
-        scores, views, absences = None, None, dict[str, str]()
+        scores, views, absences, cases = None, None, dict[str, str](), dict[str, Cases]()
         if is_evaluated(number, experiment):
             with ledger.phase("evaluate"):
                 inside = run.evaluate == "in_round" and not plan.pooled
                 tested = dict.fromkeys(clients, before if inside else server)
-                scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {}, absences)
+                scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {}, absences, cases)
                 views = summarize(scores, test_samples) if scores else None
                 found = evaluate_server(server.shared, number, scores) if evaluate_server and scores else None
                 if found is not None and views is not None:
@@ -92,7 +94,7 @@ def federate(
         }
         if choices:
             row["choice"] = {name: mask.nonzero().flatten().tolist() for name, mask in choices.items()}
-        yield Round(server, row, scores or None, ledger)
+        yield Round(server, row, scores or None, ledger, cases)
         if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
             return
 
@@ -201,10 +203,12 @@ def evaluate(
     ledger: Ledger,
     answers: Mapping[str, Payload] = {},
     absences: dict[str, str] | None = None,
+    cases: dict[str, Cases] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Score all clients' views, sampled or not; those in `answers` get back what they reported, not the server's.
 
-    The clients that were not evaluated are added to `absences`, each with its reason.
+    The clients that were not evaluated are added to `absences`, each with its reason. What clients on this machine
+    tell about their test images one by one is added to `cases`.
     """
     messages = {name: for_round(plan.dispatch(server, name), number) for name, server in servers.items()}
     for name, reported in answers.items():
@@ -223,6 +227,8 @@ def evaluate(
                 absences[name] = WITHHELD
             continue
         scores[name] = dict(answer.scalars)
+        if cases is not None and CASES in answer.trees:
+            cases[name] = Cases.from_tree(answer.trees[CASES])
     if not plan.pooled:
         ledger.evaluation = sum(message.nbytes for message in messages.values())
     return scores

@@ -255,7 +255,7 @@ def _serve_tasks(
 def work(worker: Worker, rooms: SharedBuffers, job: Job, down: Payload) -> _Done:
     memory = memory_from_bytes(rooms.memory.take(job.memory))
     if job.task == "evaluate":
-        return _Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
+        return _Done(rooms.up.put(payload.to_bytes(worker.evaluate_here(job.client, down, memory))))
     up, kept = worker.train(job.client, down, memory)
     return _Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)))
 

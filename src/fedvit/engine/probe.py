@@ -128,7 +128,7 @@ class _Probe:
             update={
                 "train": experiment.train.model_copy(update=update),
                 "run": experiment.run.model_copy(
-                    update={"eval_every": 0, "until_accuracy": None, "before_after": False}
+                    update={"eval_every": 0, "until_accuracy": None, "before_after": False, "clinical": False}
                 ),
             }
         )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedvit.core.clinical_message import from_scalars
 from fedvit.core.errors import PublicError, one_line
 from fedvit.core.metrics import CONFUSION, score_problem
 from fedvit.core.payload import CLAIMED, Payload
@@ -149,6 +150,9 @@ def read_scores(up: Payload, classes: int, agreed: Holding) -> Payload:
     counts = [value for key, value in up.scalars.items() if f"_{CONFUSION}_" in key]
     if counts and sum(counts) != agreed.test:
         raise ValueError(f"the confusion counts are of {sum(counts):.0f} images, but the site has {agreed.test}")
+    clinical = from_scalars(up.scalars)
+    if clinical is not None and (clinical.images != agreed.test or (clinical.patients or 0) > agreed.test):
+        raise ValueError(f"the clinical scores are of {clinical.images} images, but the site has {agreed.test}")
     return up
 
 

@@ -42,7 +42,8 @@ class Policy(Table):
     most_epochs: Count = 100  # in one round
     test_share: Annotated[float, Field(gt=0, lt=1)] | Literal["any"] | None = None  # data.test; None: TEST_SHARES
     scores: Literal["full", "rounded", "none"] = "full"
-    class_counts: bool = True  # whether the confusion matrix of the test images may leave
+    class_counts: bool = True  # whether counts of test images by class may leave: confusion matrix and clinical scores
+    clinical: bool = True  # whether clinical scores may leave; only where class_counts and scores = "full" let them
     largest_epsilon: Annotated[float, Field(gt=0)] | None = None  # a run must guarantee a privacy bound of at most this
 
     def allow(self, experiment: Experiment, settings: str, epsilon: float | None = None) -> None:
@@ -112,6 +113,8 @@ class Policy(Table):
             return Payload(scalars=KEPT_BACK)
         counts = self.class_counts and self.scores == "full"
         kept = {key: value for key, value in scores.scalars.items() if counts or not _shows_counts(key)}
+        if not self.clinical:
+            kept = {key: value for key, value in kept.items() if not is_clinical(key)}
         if self.scores == "rounded":
             kept = {key: rounded(key, value) for key, value in kept.items()}
         return Payload(scores.trees, kept)

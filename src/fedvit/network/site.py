@@ -4,7 +4,8 @@ Nothing here depends on how messages are sent. Everything that must not leave th
 
     log.txt             requests, refusals and every traceback
     states/RUN/         personal weights and other memory after the last rounds in which the site took part
-    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation
+    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation, with the
+                        site's own clinical.json and predictions.csv if the run has them
     cache/              decoded images
 
 Only its owner can read this folder.
@@ -25,6 +26,7 @@ from fedvit.config.hashing import agreed_hash
 from fedvit.config.resolve import to_toml
 from fedvit.core import payload
 from fedvit.core.client import Memory
+from fedvit.core.clinical_message import is_clinical
 from fedvit.core.errors import PublicError, UserError
 from fedvit.core.files import make_private, write_bytes, write_json, write_text
 from fedvit.core.metrics import CONFUSION
@@ -42,6 +44,7 @@ from fedvit.network.handshake import common
 from fedvit.network.payload_check import difference, down_of, up_of
 from fedvit.network.policy import TRIAL, Policy
 from fedvit.network.site_state import SiteState
+from fedvit.runs.clinical import write_clinical
 from fedvit.runs.models import RECEIVED
 from fedvit.runs.write import about_images, roster_of
 
@@ -138,11 +141,15 @@ class Site:
         """Evaluate the site's model on its own images, and keep it for the site to export and predict with."""
         round_ = self.check(down, after=int(down.scalars["round"]))
         memory = self.memories.get(run, continues)
-        scores = self.worker.evaluate(self.name, down, memory)
-        self.keep_model(run, round_, down, memory)
+        scores, cases = self.worker.evaluate(self.name, down, memory)
+        kept = self.keep_model(run, round_, down, memory)
+        if kept and cases is not None:
+            names, own = self.holdings[0].class_names, {self.name: cases}
+            write_clinical(self.folder_of(run), self.experiment, names, round_, {self.name: scores}, own)
+        found = Payload(scalars=scores)
         if self.policy.scores != "full":
-            note(self.state, self.name, f"round {round_}: {in_words(scores)}")
-        return self.policy.release(scores)
+            note(self.state, self.name, f"round {round_}: {in_words(found)}")
+        return self.policy.release(found)
 
     def check(self, down: Payload, after: int) -> int:
         """Refuse a run that the policy forbids, or a message that the plan would not send; return the round."""
@@ -156,14 +163,18 @@ class Site:
             raise PublicError(f"the server's message is not what was agreed: {wrong}")
         return int(down.scalars["round"])
 
-    def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> None:
+    def folder_of(self, run: str) -> Path:
+        """Return the folder that this site keeps of a run."""
+        return self.state / "runs" / self.memories.folder_of(run).name
+
+    def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> bool:
         """Write a folder like that of a run in one process, with this site as the only client.
 
-        A message that comes too late does not replace the model of a later round.
+        Return False for a message that comes too late, which does not replace the model of a later round.
         """
-        folder, (dataset, partition) = self.state / "runs" / self.memories.folder_of(run).name, self.holdings
+        folder, (dataset, partition) = self.folder_of(run), self.holdings
         if newest_round(folder / "checkpoint") > round_:
-            return
+            return False
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(self.experiment))
         mine = replace(partition, clients={self.name: partition.clients[self.name]}, unseen=())
@@ -177,6 +188,7 @@ class Site:
         for path in (folder / "checkpoint").glob("clients/*"):
             if f"clients/{path.name}" not in kept:
                 path.unlink()
+        return True
 
 
 def check_paths(experiment: Experiment) -> None:
@@ -206,7 +218,10 @@ def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, fo
 
 def in_words(scores: Payload) -> str:
     """Write a site's scores for its own log."""
-    return ", ".join(f"{key} {value:.4g}" for key, value in scores.scalars.items() if f"_{CONFUSION}_" not in key)
+    plain = {
+        key: value for key, value in scores.scalars.items() if f"_{CONFUSION}_" not in key and not is_clinical(key)
+    }
+    return ", ".join(f"{key} {value:.4g}" for key, value in plain.items())
 
 
 def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:

@@ -6,8 +6,10 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from fedvit.core.clinical import SiteScore
 from fedvit.core.thresholds import DEFAULT
 from fedvit.report import units
+from fedvit.report.clinical_tables import class_cells, score_table
 from fedvit.report.tables import plain_table
 from fedvit.runs.evaluate import Evaluation
 from fedvit.runs.evaluate_labels import LabelEvaluation, mean_auroc
@@ -46,6 +48,15 @@ def label_tables(found: LabelEvaluation) -> Iterator[Table]:
         cells = [f"{one.images:,}", f"{one.positives:,}", area, *map(units.decimal, figures)]
         table.add_row(escape(found.classes[one.number]), *cells)
     yield table
+
+
+def clinical_table(found: Evaluation | LabelEvaluation, measured: SiteScore) -> Table:
+    """Make the table of clinical scores of every class, or of the positive one of two."""
+    by = "images" if measured.patients is None else "patients"
+    table = score_table(f"clinical scores, 95 % intervals over {by}", "class")
+    for one in measured.classes:
+        table.add_row(escape(found.classes[one.number]), *class_cells(one))
+    return table
 
 
 def _scores(found: Evaluation) -> Table:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.runs.clinical import Clinical
 from fedvit.runs.tracking import sent_in
 from fedvit.runs.write import nbytes_of_run, nbytes_per_client
 
@@ -36,6 +37,7 @@ class Record:
     confusion: Mapping[str, Sequence[Sequence[int]]]
     commands: Sequence[str]
     gains: Mapping[str, float] = field(default_factory=dict)  # over Local, by client
+    clinical: Clinical | None = None
     edge: str = ""  # "smallest" or "largest", if its learning rate was searched and is that of those tried
 
     @property

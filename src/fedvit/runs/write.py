@@ -23,6 +23,7 @@ from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
 from fedvit.engine.net import POOLED, Net
 from fedvit.models.build import macs_per_example
+from fedvit.runs.clinical import read_clinical, write_clinical
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
 from fedvit.runs.updates import about_updates
@@ -105,7 +106,7 @@ def write_clients(
     done: Round,
     local: LocalBaseline | None,
 ) -> None:
-    """Write clients.csv and confusion.json of the newest evaluation, before the checkpoint that relies on them."""
+    """Write the files of the newest evaluation, before the checkpoint that relies on them."""
     assert done.scores is not None
     alone = local.accuracy if local else None
     if experiment.method["name"] == "local":
@@ -113,6 +114,9 @@ def write_clients(
     trained = rounds_trained(rows, done.scores)
     _write_clients_csv(folder / "clients.csv", roster, done.scores, trained, alone, metrics)
     _write_confusion_json(folder / "confusion.json", done.scores)
+    if experiment.run.clinical:
+        names = Run(folder).split["class_names"]
+        write_clinical(folder, experiment, names, done.row["round"], done.scores, done.cases)
 
 
 def _layers_chosen_from(net: Net) -> list[str] | None:
@@ -132,7 +136,7 @@ def write_summary(
     peak_mb: float,
 ) -> None:
     """Write summary.json, the very last file: its presence means that the run is finished."""
-    views, clients = _view_summary(rows), run.clients
+    views, clients, clinical = _view_summary(rows), run.clients, read_clinical(run.folder)
     schedule = local.schedule if local else experiment.method.get("schedule")
     summary = {
         "method": experiment.method["name"],
@@ -151,6 +155,7 @@ def write_summary(
         "never_trained": _never_trained(clients),
         "unseen": unseen,
         "gain_over_local": gain_summary(clients, schedule),
+        "clinical": clinical.summary() if clinical and clinical.round == rows[-1]["round"] else None,
         "params": net.params(),
         "nbytes": nbytes_per_client(rows),
         "nbytes_run": nbytes_of_run(rows),

@@ -30,6 +30,7 @@ from fedvit.network.handshake import common
 from fedvit.network.policy import TRIAL, Policy, PolicyError, described
 from fedvit.network.site import own_experiment
 from fedvit.network.site_state import SiteState
+from fedvit.runs.clinical import write_clinical
 from fedvit.runs.execute import run_log, starting_command
 from fedvit.runs.folder import STARTED
 from fedvit.split.client import ClientSide
@@ -69,7 +70,7 @@ class SplitClient:
         for parameter in self.net.module.parameters():
             parameter.requires_grad_(False)  # trainable weights are passed at every call
         self.checks = Checks(self.net, experiment.train.batch)
-        part = split.clients[name]
+        part, self.class_names = split.clients[name], dataset.class_names
         self.hello: dict[str, Any] = {
             "name": name,
             "train": len(part.train),
@@ -213,7 +214,12 @@ class SplitClient:
         with torch.no_grad():
             predict = ClientSide(self.split, self.parts, client).predictor(channel)
         inputs, worker = self.net.inputs, self.worker
-        return view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
+        scores = view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
+        clinical, cases = worker.measure(client, predict)
+        if cases is not None:
+            own = {self.name: clinical}, {self.name: cases}
+            write_clinical(self.folder, self.experiment, self.class_names, task.round, *own)
+        return {**scores, **clinical}
 
 
 @dataclass

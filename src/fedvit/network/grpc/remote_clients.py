@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedvit.core.cases import Cases
 from fedvit.core.errors import DivergedError, UserError, one_line
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
@@ -155,7 +156,9 @@ class RemoteClients:
             self.trained[name] = number
         self.finished_now = []
 
-    def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
+    def evaluate(
+        self, side: ServerSide, names: Sequence[str], number: int, cases: dict[str, Cases] | None = None
+    ) -> tuple[Scores, int]:
         desk = self.evaluated = _ClientTasks("evaluate", number, side)
         self.work(desk, names)
         works = [*desk.ended.values()]
