@@ -116,7 +116,19 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             "-" if view["best_decile"] is None else f"{view['best_decile']:.1f}",
             f"{view['best_round']:.1f} ({view['best_round_number']})",
         )
+    if summary.get("kept"):
+        table.caption, table.caption_justify = kept_words(summary), "left"
     return table
+
+
+def kept_words(summary: Mapping[str, Any]) -> str:
+    """Say which round a run has kept, why, and how it does on test images beside the last one."""
+    kept = summary["kept"]
+    there, last = (views["personal"]["mean"] for views in (kept["views"], summary["views"]))
+    return (
+        f"kept: round {kept['round']}, the best on validation images ({units.percent(kept['val'])} %). On test images "
+        f"it has {units.percent(there)} %, and the last round, {summary['rounds']}, has {units.percent(last)} %"
+    )
 
 
 def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) -> str:

@@ -368,7 +368,7 @@ def test_a_hello_that_is_not_ours_is_named(about: dict[str, Any], tmp_path: Path
 
     federated.wires.meddle = meddle
     with pytest.raises(UserError, match="node 100 sent something that cannot be read"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 def test_messages_are_as_many_as_the_rounds_need(tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
     federated.wires.nodes[999] = dict(federated.wires.nodes[100])
     with pytest.raises(UserError, match="two sites have the name '0'"):
-        federated.finish()
+        federated.finish(min_sites=3)
     assert not (federated.out / "run.toml").exists()
 
 
@@ -501,7 +501,7 @@ def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
     federated.wires.nodes[999] = {"site": "stranger", "state": str(tmp_path / "stranger"), "trial": "yes"}
     with pytest.raises(UserError, match="site stranger does not take part"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 @pytest.mark.parametrize(
@@ -526,7 +526,7 @@ def test_a_site_that_differs_is_refused_by_name(
 
     monkeypatch.setattr(site, "common", wrong)  # the sites' own; the server has its own name for it
     with pytest.raises(UserError, match=f"site 0 differs from the server in {said}.*Nothing was trained"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 def test_what_server_and_site_have_in_common_is_told_apart() -> None:

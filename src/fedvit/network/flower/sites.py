@@ -52,6 +52,7 @@ class FlowerSites:
     pending: list[str] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=dict)  # node IDs by site
     strangers: set[int] = field(default_factory=set)  # nodes that were turned away
+    reasons: dict[int, str] = field(default_factory=dict)  # why, by node
     roster: dict[str, Holding] = field(default_factory=dict)  # like `tests`, for every site that was ever connected
     tests: dict[str, int] = field(default_factory=dict)  # test images by site
 
@@ -186,10 +187,9 @@ class FlowerSites:
                     log.warning("node %d claims to be site %s, but node %d is still connected", node, name, old)
                     continue
                 if next(self.introductions([old], seconds), None) is not None:  # it still answers
-                    raise UserError(
-                        f"two sites have the name {name!r} (nodes {old} and {node}): give each its own "
-                        "site= in --node-config"
-                    )
+                    why = f"two sites have the name {name!r} (nodes {old} and {node}): give each its own site="
+                    self.turn_away(node, f"{why} in --node-config")
+                    continue
             self.nodes[name], self.roster[name], self.tests[name] = node, has, has.test
             log.info(
                 "site %s connected as node %d with %d training and %d test images", name, node, has.train, has.test
@@ -233,9 +233,10 @@ class FlowerSites:
                 yield node, found
 
     def turn_away(self, node: int, why: str) -> None:
-        """Leave out a site that does not fit; before the first round, end the run."""
+        """Leave out a site that does not fit; before the first round, end the run if too few others can be left."""
         self.strangers.add(node)
-        if not self.trained:
+        self.reasons = {node: why, **{n: text for n, text in self.reasons.items() if n in self.strangers}}
+        if not self.trained and len(self.federation.sites) - len(self.reasons) < self.min_sites:
             raise UserError(f"{why}. Nothing was trained; correct this and start again")
         log.warning("%s", why)
 
@@ -254,6 +255,7 @@ class FlowerSites:
                 raise UserError(
                     f"{len(self.nodes)} of {len(self.federation.sites)} sites connected within {timeout:g} s, but at "
                     f"least {self.min_sites} are needed; missing: {', '.join(missing)}. Are their SuperNodes running?"
+                    + "".join(f" Turned away: {why}." for why in self.reasons.values())
                 )
             time.sleep(PAUSE)
 

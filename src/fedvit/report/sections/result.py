@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedvit.report.sections.parts import Group
 from fedvit.report.statistics import LOCAL, Record, Row, interval, mean
+from fedvit.report.tables import kept_words
 from fedvit.report.units import amount, nbytes, percent, points
 from fedvit.report.verdict import headline
 from fedvit.runs.doubts import AUTO, with_auto_rate
@@ -20,6 +21,7 @@ class Result:
     headline: str
     unfinished: Sequence[str]
     doubts: Sequence[str]
+    kept: Sequence[str]  # the rounds that runs have kept as their best, and what they score
     better_rates: Sequence[str]  # commands that search for them, where a rate may be to blame for a doubt
     cards: Sequence[tuple[str, str]]
     open_doubts: int = 5  # the page folds the rest away
@@ -32,6 +34,7 @@ def result(group: Group) -> Result:
         headline(group.rows),
         _unfinished(group.rows),
         _doubts(group.rows),
+        _kept(group.rows),
         _better_rates(group.rows),
         _cards(able) if able else [],
     )
@@ -89,6 +92,16 @@ def _doubts(rows: Sequence[Row]) -> list[str]:
         for row in rows
         for record in row.records
         for words in (record.summary or {}).get("warnings") or ()
+    ]
+
+
+def _kept(rows: Sequence[Row]) -> list[str]:
+    """Say which round each run has kept; the numbers of the page are those of the last round."""
+    return [
+        f"{row.label}, seed {record.seed}: {kept_words(record.summary)}"
+        for row in rows
+        for record in row.records
+        if record.summary and record.summary.get("kept")
     ]
 
 
