@@ -28,6 +28,7 @@ from tests.network.units import command_of, output_of, started
 
 SITES = ("north", "south")
 pytestmark = [
+    pytest.mark.attack,
     MAY_FALL_SILENT,
     pytest.mark.skipif(
         os.environ.get("CI") != "true" and shutil.which("nginx") is None,

@@ -15,11 +15,10 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
-from fedvit import __version__
 from fedvit.core.errors import UserError
 
 log = logging.getLogger("flwr")  # where Flower's own lines go
@@ -109,13 +108,13 @@ def run_own_app_only() -> None:
     from fedvit.network.flower.own_app import foreign
 
     names = vars(fleet_http_connection)
-    unpack = names["fab_from_proto"]
+    unpack, own = names["fab_from_proto"], version("fedvit")
 
     def checked(packed: Any) -> Any:
         fab = unpack(packed)
         wrong = foreign(fab.content)
         if wrong is not None:
-            log.error("the server's app is not the one that FedViT %s writes, so it is not run: %s", __version__, wrong)
+            log.error("the server's app is not the one that FedViT %s writes, so it is not run: %s", own, wrong)
             raise RunNotRunningException
         return fab
 
