@@ -209,6 +209,23 @@ def test_export_predict_and_evaluate_take_the_kept_round_unless_told_otherwise(t
     assert "--last" in message
 
 
+def test_thresholds_of_the_last_round_are_not_used_for_the_models_of_another(tmp_path: Path) -> None:
+    from PIL import Image
+
+    run = Run(finish(tiny("fedper", {**BEST, "run.clinical": True}, **WILD), tmp_path / "r"))
+    assert best_of(run) != len(run.rounds)
+    for number in ("3", "7"):
+        (tmp_path / "images" / number).mkdir(parents=True)
+        Image.new("L", (8, 8), 128).save(tmp_path / "images" / number / "a.png")
+    command = ["evaluate", tmp_path / "r", tmp_path / "images", "--client", "0", "--clinical"]
+    status, _, message = call(*command)
+    assert status == 2
+    assert "give --threshold for these, or score those with --last" in " ".join(message.split())
+    for more in (["--threshold", "0.4"], ["--last"]):
+        status, _, message = call(*command, *more)
+        assert status == 0, message
+
+
 def test_a_damaged_kept_round_is_named_and_the_last_one_still_opens(tmp_path: Path) -> None:
     run = Run(finish(tiny("fedper", BEST, **WILD), tmp_path / "r"))
     best = best_of(run)
@@ -258,6 +275,13 @@ def test_patience_stops_a_run_and_a_resumed_one_in_the_same_round(tmp_path: Path
         steps.close()
         finish(experiment, tmp_path / "r", resume=True)
         same_files(tmp_path / "r", whole)
+
+
+def test_a_run_that_patience_stops_has_the_clinical_scores_of_its_last_round(tmp_path: Path) -> None:
+    sets = {**VAL, "run.patience": 1, "run.clinical": True}
+    run = Run(finish(tiny("fedper", sets, **{**WILD, "rounds": 12}), tmp_path / "r"))
+    assert run.summary["rounds"] < 12
+    assert run.summary["clinical"] is not None
 
 
 def test_without_validation_images_nothing_is_chosen_and_nothing_written(tmp_path: Path) -> None:
