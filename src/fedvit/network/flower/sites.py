@@ -47,6 +47,7 @@ class FlowerSites:
     round_timeout: float
     min_sites: int
     at_once: int = 0  # messages that wait for an answer at the same time; 0: one per site
+    pinned: Mapping[int, str] | None = None  # names by node, where the server registered them; None: nodes say theirs
     trained: dict[str, int] = field(default_factory=dict)  # by site: the last round whose training counted
     pending: list[str] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=dict)  # node IDs by site
@@ -178,7 +179,7 @@ class FlowerSites:
         online = set(self.grid.get_node_ids())
         self.strangers &= online  # a node that was offline may have been corrected
         new = [node for node in online if node not in self.nodes.values() and node not in self.strangers]
-        for node, hello in self.introductions(sorted(new), seconds):
+        for node, hello in self.introductions(self.admitted(sorted(new)), seconds):
             name, has = hello.site, hello.holding
             old = self.nodes.get(name)
             if old is not None and old in set(self.grid.get_node_ids()):
@@ -193,6 +194,16 @@ class FlowerSites:
             log.info(
                 "site %s connected as node %d with %d training and %d test images", name, node, has.train, has.test
             )
+
+    def admitted(self, nodes: Sequence[int]) -> list[int]:
+        """Leave out nodes whose key was registered for another site or, with a warning, for none."""
+        if self.pinned is None:
+            return list(nodes)
+        for node in nodes:
+            if self.pinned.get(node) not in self.federation.sites:
+                self.strangers.add(node)
+                log.warning("node %d is left out: its key was registered for no site of this run", node)
+        return [node for node in nodes if node not in self.strangers]
 
     def introductions(self, nodes: Sequence[int], seconds: float) -> Iterator[tuple[int, Hello]]:
         if not nodes:
@@ -209,8 +220,11 @@ class FlowerSites:
             except ValueError as problem:
                 self.turn_away(node, f"node {node} sent something that cannot be read: {one_line(problem)}")
                 continue
+            owner = found.site if self.pinned is None else self.pinned[node]
             if isinstance(found, Declined):
-                self.turn_away(node, f"site {found.site} does not take part: {found.text}")
+                self.turn_away(node, f"site {owner} does not take part: {found.text}")
+            elif found.site != owner:
+                self.turn_away(node, f"the node that was registered for site {owner} says that it is {found.site!r}")
             elif found.site not in self.federation.sites:
                 self.turn_away(node, f"site {found.site!r} is not one of {', '.join(self.federation.sites)}")
             elif parts := differences(ours, found.common):
