@@ -1,6 +1,6 @@
 """Compare private gradients with ordinary ones: python -m benchmarks.privacy
 
-The work is one gradient of a ViT-Tiny at 96 pixels on 16 images, with one thread: per image, clipped, summed and noised,
+The work is one gradient of a ViT-Tiny at 96 pixels on 16 images with one thread: per image, clipped, summed, noised,
 against one backward pass of the batch.
 """
 
@@ -51,9 +51,7 @@ def ratios_of(label: str, repeats: int) -> list[float]:
 def results(repeats: int = 5) -> list[Result]:
     """Measure the rows of BARS."""
     torch.set_num_threads(1)
-    return [
-        Result(f"private / plain gradient, {label}", ratios_of(label, repeats), bar) for label, bar in BARS.items()
-    ]
+    return [Result(f"private / plain gradient, {label}", ratios_of(label, repeats), bar) for label, bar in BARS.items()]
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ FLAGS = {  # flag -> table.key
 }  # fmt: skip
 
 # A bare key that meant something before one of these came keeps its meaning.
-NEWER = ("run.finetune", *(f"privacy.{key}" for key in PrivacySettings.model_fields))
+NEWER = ("run.finetune", "run.keep", *(f"privacy.{key}" for key in PrivacySettings.model_fields))
 
 
 def read_tables(path: Path) -> Tables:

@@ -95,7 +95,7 @@ class _Bench:
         train = experiment.train.model_copy(
             update={"batch": size.batch, "epochs": 1, "lr": TINY_LR, "dropout": 0.0, "rounds": self.rounds + 1000}
         )
-        update = {"eval_every": 0, "until_accuracy": None, "before_after": False, "finetune": 0}
+        update = {"eval_every": 0, "until_accuracy": None, "before_after": False, "clinical": False, "finetune": 0}
         run = experiment.run.model_copy(update=update)
         self.experiment = experiment.model_copy(update={"train": train, "run": run, "privacy": PrivacySettings()})
         self.net, self.size, self.workers = net, size, workers

@@ -72,7 +72,9 @@ def unprotected(experiment: Experiment, plan: Plan) -> list[str]:
     if experiment.train.loss in ("weighted", "balanced"):
         found.append(f"the frequencies of a client's classes, which train.loss={experiment.train.loss} uses")
     if experiment.data.val:
-        found.append("the scores on validation images")
+        found.append("the scores on validation images, and what is chosen by them")
+    if experiment.run.clinical:
+        found.append("the clinical scores")
     return found
 
 

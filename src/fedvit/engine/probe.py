@@ -129,7 +129,7 @@ class _Probe:
                 "privacy": PrivacySettings(),  # the estimate leaves out what privacy adds
                 "train": experiment.train.model_copy(update=update),
                 "run": experiment.run.model_copy(
-                    update={"eval_every": 0, "until_accuracy": None, "before_after": False}
+                    update={"eval_every": 0, "until_accuracy": None, "before_after": False, "clinical": False}
                 ),
             }
         )

@@ -49,7 +49,11 @@ def _own_channels_kept(client: Client, down: Payload) -> Tree:
     return paste(client.recall("own"), down.trees["channels"], place, down.scalars["private"])
 
 
-def _symmetric_kl(a: Tensor, b: Tensor, temperature: float) -> Tensor:
+def _symmetric_kl(a: Tensor, b: Tensor, temperature: float, *, several_labels: bool) -> Tensor:
+    """Return the mean divergence of two answers; with several labels, of yes and no for each label."""
+    if several_labels:
+        a, b = (logits.float() / temperature for logits in (a, b))
+        return 0.5 * ((a.sigmoid() - b.sigmoid()) * (a - b)).mean()
     a, b = (F.log_softmax(logits.float() / temperature, dim=1) for logits in (a, b))
     return 0.5 * ((a.exp() - b.exp()) * (a - b)).sum(1).mean()
 
@@ -70,7 +74,9 @@ def two_way_loss(client: Client, private: float, weight: float, temperature: flo
             masked = {name: p * ((place[name] < 1 - private) == keep_shared) for name, p in learned.items()}
             scratch = {name: buffer.clone() for name, buffer in client.module.named_buffers()}
             outputs.append(functional_call(client.module, {**scratch, **masked}, (x,)))
-        return value + weight * _symmetric_kl(outputs[0], outputs[1], temperature)
+        return value + weight * _symmetric_kl(
+            outputs[0], outputs[1], temperature, several_labels=client.data.several_labels
+        )
 
     return loss
 

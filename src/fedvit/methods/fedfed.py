@@ -114,6 +114,7 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         views=lambda client, down: {"personal": tree.overlay(client.initial, parts(down.trees["shared"])[1])},
         not_private="sends residuals of single images, which no noise in gradients protects",
         not_between_sites="sends residuals of training images, and their labels, to all sites: run it on one machine",
+        one_label_only="draws the residuals that it shares evenly over exclusive classes",
         loss_terms=2,
         passes=lambda epochs: 3.0,
         costs=lambda client: {"nbytes_once_per_image": nbytes_per_image(client, parts(client.initial)[0])},

@@ -18,11 +18,13 @@ from fedvit.core.settings import PLANNED, Experiment, FromPython
 from fedvit.data.dataset import Dataset
 from fedvit.data.sources import load_dataset
 from fedvit.engine.loop import Round
+from fedvit.engine.private import FOLDER as PRIVACY
 from fedvit.engine.system import cores
 from fedvit.engine.worker import load_data
 from fedvit.runs.caution import warn_of_model
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.lock import LOCK, TRIAL_LOCK
 
 log = logging.getLogger(__name__)
 
@@ -147,15 +149,8 @@ def _already_there(folder: Path, experiment: Experiment) -> str:
 
 def _is_left_over(path: Path) -> bool:
     """Return whether a file was left by a run that was stopped before its first round."""
-    return path.suffix == ".partial" or path.name in (
-        "flower",
-        "sites",
-        "lock",
-        "error.txt",
-        "network.json",
-        "search",
-        "privacy",
-    )
+    left = ("flower", "sites", LOCK, TRIAL_LOCK, "error.txt", "network.json", "search", PRIVACY)
+    return path.suffix == ".partial" or path.name in left
 
 
 def _warn_of_too_many(threads: int, workers: int) -> None:
