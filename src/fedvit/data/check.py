@@ -87,7 +87,7 @@ def check_files(path: Path, settings: DataSettings) -> Check:
     similar, typos = similar_names("classes", labels)
     same_sites = [Note("similar sites", note.names, note.text) for note in similar_names("sites", sites)[0]]
     patients = _count_patients(good)
-    scans = [item.name for item in good if files[item.name].suffix.lower() in dicom.SUFFIXES]
+    scans = [item.name for item in good if dicom.is_dicom(files[item.name])]
     if scans and not patients:
         text = f"{len(scans)} DICOM files name their patients: --set data.patient=dicom keeps their images together"
         hints.append(Note("headers", (scans[0],), text))

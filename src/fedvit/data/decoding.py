@@ -39,6 +39,7 @@ def decode(
             raise UnreadableError(f"{file} is not a regular file")
         if dicom.is_dicom(file):
             colour, mode = _from_dicom(file, window, most)
+            modes["dicom"] += 1
         else:
             colour, mode = _from_pil(file, window, modes, most)
         image = Image.fromarray(colour)

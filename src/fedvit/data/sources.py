@@ -267,7 +267,8 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
             "%d 16-bit images in %s use less than 12 bits and look nearly black: --set data.window=%s stretches each "
             "to its own range", kinds["dark"], root, RANGE,
         )  # fmt: skip
-    if found.patients is None and any(file.suffix.lower() in dicom.SUFFIXES for file in found.files):
+    by_suffix = (file.suffix.lower() in dicom.SUFFIXES for file in found.files)
+    if found.patients is None and (kinds.get("dicom") or any(by_suffix)):
         log.warning(
             "DICOM files name their patients: --set data.patient=%s keeps the images of a patient together",
             folders.HEADER,

@@ -148,7 +148,7 @@ def rounded(name: str, value: float) -> float:
     """Return a score without the digits from which class sizes follow."""
     step = step_of(name)
     assert step is not None
-    if name.endswith("loss"):
+    if step == STEPS["loss"]:
         value = max(-LARGEST_LOSS, min(LARGEST_LOSS, value))
     return round(round(value / step) * step, 6)
 

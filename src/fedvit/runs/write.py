@@ -9,7 +9,7 @@ from typing import Any
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
-from fedvit.core.files import make_folder, read_lines, strict_json, write_csv, write_json, write_text
+from fedvit.core.files import make_folder, read_lines, strict_json, write_bytes, write_csv, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -17,6 +17,7 @@ from fedvit.data.dataset import Dataset, Labels, count_present
 from fedvit.data.partition.groups import count_patients
 from fedvit.data.partition.records import Partition
 from fedvit.data.partition.split import partition_counts
+from fedvit.engine.checkpoint import read_scores
 from fedvit.engine.cost import split_costs
 from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
@@ -25,6 +26,7 @@ from fedvit.models.build import macs_per_example
 from fedvit.runs.clinical import read_clinical, write_clinical
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.kept import kept_summary
 from fedvit.runs.updates import about_updates
 
 
@@ -165,6 +167,7 @@ def write_summary(
         "seconds": seconds,
         "peak_rss_mb": peak_mb,
         "epsilon": None,
+        "kept": kept_summary(rows, experiment.run),
         "warnings": doubts(
             run,
             experiment,
@@ -173,6 +176,8 @@ def write_summary(
             keeps_own=net.memory_nbytes > 0,
         ),
     }
+    if summary["kept"] is not None:
+        write_bytes(run.folder, "kept.csv", read_scores(run.folder / "checkpoint", summary["kept"]["round"]))
     write_json(run.folder / "summary.json", summary)
 
 

@@ -23,6 +23,7 @@ from fedvit.runs.updates import about_updates
 from tests.conftest import finish
 from tests.grid import Federated
 
+pytestmark = pytest.mark.attack
 BAD = "2"
 DIGITS = {
     "method": "fedavg", "model": "mlp", "samples": 300, "partition": "iid", "rounds": 4, "epochs": 3, "batch": 16,
