@@ -98,7 +98,8 @@ class DataSettings(Table):
         default=0, description="Number of clients that never train and are scored separately."
     )
     auroc: bool | None = Field(
-        default=None, description="Also measure AUROC; default: for two classes and for MedMNIST."
+        default=None,
+        description="Also measure AUROC; default: for two classes, for several labels per image and for MedMNIST.",
     )
 
     @property

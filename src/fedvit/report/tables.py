@@ -36,14 +36,14 @@ _COLUMNS = (
 )
 
 
-def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Make a table with one line per row of compare.json; the best mean is bold."""
+def comparison_table(entries: Sequence[Mapping[str, Any]], title: str, *, by: str = "mean") -> Table:
+    """Make a table with one line per row of compare.json; the best mean, or the best of another entry, is bold."""
     table = plain_table(title)
     table.add_column("row", overflow="fold")
     areas = any("auroc" in entry for entry in entries)
     for name in (*_COLUMNS[:-2], *(["AUROC"] if areas else []), *_COLUMNS[-2:]):
         table.add_column(name, justify="right", no_wrap=True)
-    best = max(entry["mean"] for entry in entries)
+    best = max(entry.get(by) or 0.0 for entry in entries)
     for entry in entries:
         local = entry["label"] == "local"
         table.add_row(
@@ -56,7 +56,7 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
             *([units.decimal(entry.get("auroc"))] if areas else []),
             units.nbytes((entry["nbytes_down"] or 0) + (entry["nbytes_up"] or 0)),
             units.duration(entry["seconds"]),
-            style="bold" if entry["mean"] == best else "",
+            style="bold" if entry.get(by) == best else "",
         )
     if any(map(_at_edge, entries)):
         table.caption = "* the smallest or largest rate that was tried: a better one may lie beyond"

@@ -197,6 +197,7 @@ def test_a_damaged_cache_is_decoded_again(tmp_path: Path, store: Path) -> None:
     assert np.array_equal(load_dataset(settings(root, store), 16).images, before)
 
 
+@pytest.mark.attack
 def test_links_are_followed_inside_the_folder_and_out_of_it_only_if_a_setting_says_so(
     tmp_path: Path, store: Path
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_link_to_a_folder_that_contains_it_is_an_error(tmp_path: Path, store: 
             load_dataset(settings(root, store).model_copy(update={"follow_links": follow}), 16)
 
 
+@pytest.mark.attack
 def test_an_image_with_more_pixels_than_the_setting_allows_is_named(tmp_path: Path, store: Path) -> None:
     root = folder(tmp_path / "d", CLASSES)
     big = root / CLASSES[0] / "big.png"

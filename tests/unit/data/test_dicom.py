@@ -189,6 +189,7 @@ def test_files_without_a_suffix_are_trained_on_hinted_at_and_predicted(
     assert "hint: 16 DICOM files name their patients" in told.stdout
 
 
+@pytest.mark.attack
 def test_what_cannot_be_read_says_why_and_quotes_no_header(file: Path, tmp_path: Path) -> None:
     def refused(said: str) -> None:
         with pytest.raises(UnreadableError, match=said) as caught:

@@ -71,7 +71,8 @@ def test_nih() -> None:
     (root / "test_list.txt").write_text("\n".join(test))
     run("NIH")
     found, split = checked("nih/manifest.csv", "--partition", "dirichlet_train", "--clients", "2", "--batch", "2")
-    assert found["counts"] == {"": {"finding": 30, "none": 30}}
+    assert found["counts"] == {"": {"(no label)": 30, "Effusion": 30, "Infiltration": 30}}
+    assert found["images"] == 60
     assert found["patients"][""]["patients"] == 30
     assert sum(part["test"] for part in split["patients"].values()) == 10
 

@@ -23,6 +23,7 @@ from fedvit.runs.folder import Run
 from tests.conftest import tiny
 from tests.grid import Federated
 
+pytestmark = pytest.mark.attack
 SMALL = {"method": "fedper", "rounds": 2, "epochs": 1, "image_size": 16, "patch_size": 4, "batch": 8}
 THREE = {"clients": 3, "samples": 120, "cohort": 3}
 
