@@ -8,7 +8,9 @@ import sys
 from benchmarks import (
     advice,
     backbones,
+    bad_site,
     channel,
+    checks,
     editing,
     estimate,
     evaluation,
@@ -18,6 +20,7 @@ from benchmarks import (
     kills,
     many_clients,
     precision,
+    updates,
     workers,
 )
 from benchmarks.common import show
@@ -32,10 +35,12 @@ ALL = {
     "editing": editing.results,
     "precision": precision.results,
     "channel": channel.results,
+    "checks": checks.results,
     "estimate": estimate.results,
     "backbones": backbones.results,
+    "updates": updates.results,
 }
-ON_REQUEST = {"advice": advice.results, "kills": kills.results}
+ON_REQUEST = {"advice": advice.results, "bad_site": bad_site.results, "kills": kills.results}
 
 if __name__ == "__main__":
     known = {**ALL, **ON_REQUEST}

@@ -86,7 +86,8 @@ def record(folder: Path) -> Recorded:
     downs = [(content, about) for content, about in read if "continues" in about]
     replies = [content for content, about in read if "round" in about]
     scores = [reply for reply in replies if "personal_loss" in reply.scalars][:1]
-    clinical = to_scalars(score_cases(drawn(images=10, patients=9), 0, "a"))
+    tested = sum(int(value) for key, value in scores[0].scalars.items() if "confusion" in key)
+    clinical = to_scalars(score_cases(drawn(images=tested, patients=tested - 1), 0, "a"))
     finish(experiment, folder / "run")
     exchanges, memories, hello = [], [], {}
     for number, (label, sets) in enumerate(SPLIT):
@@ -104,7 +105,7 @@ def record(folder: Path) -> Recorded:
         [reply for reply in replies if "examples" in reply.scalars],
         [*scores, Payload({}, {**scores[0].scalars, **clinical})],
         up_of(Bench(experiment, folder / "here").net, downs[0][0], 1),
-        Holding(30, sum(int(v) for k, v in scores[0].scalars.items() if "confusion" in k), 10),
+        Holding(30, tested, 10),
         [*(blob for blob in memories if len(blob) < LONGEST), memory_to_bytes({**ODD.trees, "updated": 2.0})],
         [*blobs, to_bytes(ODD)],
         folder / "run" / "checkpoint",

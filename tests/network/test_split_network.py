@@ -262,7 +262,7 @@ def test_a_site_whose_rules_forbid_the_run_ends_it_before_round_1(
 ) -> None:
     (tmp_path / "policy.toml").write_text(rules)
     with site(tmp_path, label) as here:
-        server, others = here.server(), [here.client(name) for name in NAMES[1:]]
+        server, others = here.server("--min-sites", 3), [here.client(name) for name in NAMES[1:]]
         careful = here.client("0", "--policy", tmp_path / "policy.toml")
         assert f"0 does not take part: {said}" in careful.wait(2)
         assert f"client 0 does not take part: {said}" in server.wait(2)

@@ -11,6 +11,11 @@ from fedvit.core.errors import UserError
 if TYPE_CHECKING:
     from fedvit.core.clinical import SiteScore
 
+Last = Annotated[
+    bool,
+    typer.Option("--last", help="If the run kept its best round (run.keep=best): use the last round all the same."),
+]
+
 
 @takes("debug")
 def export(
@@ -30,9 +35,16 @@ def export(
     out_dir: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Folder for the files, or the name of a single file.")
     ],
+    last: Last = False,
+    license_: Annotated[
+        str | None, typer.Option("--license", metavar="TEXT", help="License of the model, for its card.")
+    ] = None,
+    intended_use: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What the model is meant for, for its card.")
+    ] = None,
     **flags: Any,
 ) -> None:
-    """Export trained models to files, each of which is checked against the run's own model."""
+    """Export trained models to files, each with a model card and checked against the run's own model."""
     with clear_errors(flags["debug"]):
         from fedvit.report.tables import exported_line
         from fedvit.runs.export import export as exported
@@ -41,9 +53,11 @@ def export(
         if form not in ("timm", "onnx"):
             raise UserError(f"--format expects timm or onnx, found {form!r}")
         run = load_run(folder)
-        wanted = {"clients": client or [], "server": server, "everything": everything}
-        for one in exported(run, **wanted, form=form, out=out_dir):  # type: ignore[arg-type]
+        wanted = {"clients": client or [], "server": server, "everything": everything, "last": last}
+        said = {"license": license_, "intended_use": intended_use}
+        for one in exported(run, **wanted, **said, form=form, out=out_dir):  # type: ignore[arg-type]
             out.print(exported_line(one.name, one.path, one.description), soft_wrap=True, highlight=False, markup=False)
+            out.print(f"  card: {one.card}", soft_wrap=True, highlight=False, markup=False)
 
 
 @takes("debug")
@@ -55,6 +69,7 @@ def predict(
         str | None, typer.Option(metavar="NAME", help="If MODEL is a run: use the model of this client.")
     ] = None,
     server: Annotated[bool, typer.Option("--server", help="If MODEL is a run: use the server's model.")] = False,
+    last: Last = False,
     top: Annotated[
         int | None,
         typer.Option(
@@ -79,7 +94,7 @@ def predict(
 
         if table is not None:
             check_writable(table.parent)
-        unreadable = predict_to(out, model_of(source, client, server=server), images, top, table)
+        unreadable = predict_to(out, model_of(source, client, server=server, last=last), images, top, table)
         if unreadable:
             raise UserError(f"{len(unreadable)} files could not be read: " + "; ".join(unreadable))
 
@@ -99,6 +114,7 @@ def evaluate(
         str | None, typer.Option(metavar="NAME", help="If MODEL is a run: use the model of this client.")
     ] = None,
     server: Annotated[bool, typer.Option("--server", help="If MODEL is a run: use the server's model.")] = False,
+    last: Last = False,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -157,8 +173,8 @@ def evaluate(
         names = _class_names(classes)
         if not clinical and (threshold is not None or positive is not None):
             raise UserError("--threshold and --positive belong to --clinical: add it, or leave them out")
-        cut = _threshold(threshold, source, client)
-        model = model_of(source, client, server=server)
+        cut = _threshold(threshold, source, client, last=last)
+        model = model_of(source, client, server=server, last=last)
         found: Evaluation | LabelEvaluation
         if description_of(model).several_labels:
             if names or skip_unknown:
@@ -201,12 +217,21 @@ def _class_names(text: str | None) -> dict[str, str]:
     return {folder.strip(): name.strip() for folder, _, name in pairs}
 
 
-def _threshold(given: float | None, source: Path, client: str | None) -> "float | SiteScore | None":
+def _threshold(given: float | None, source: Path, client: str | None, *, last: bool) -> "float | SiteScore | None":
     """Return the threshold of clinical scores: the given one, or those that the client's run chose, or 0.5."""
     from fedvit.core.thresholds import parse_threshold
     from fedvit.runs.clinical import read_clinical
+    from fedvit.runs.folder import Run
 
     if given is not None:
         return float(parse_threshold(str(given)))
     run = read_clinical(source) if source.is_dir() else None
-    return None if run is None or client is None else run.clients.get(client)
+    if run is None or client is None:
+        return None
+    kept = Run(source).summary.get("kept") if Run(source).finished and not last else None
+    if kept is not None and kept["round"] != run.round:
+        raise UserError(
+            f"the thresholds of {source} were chosen for the models of round {run.round}, but it keeps those of round "
+            f"{kept['round']}: give --threshold for these, or score those with --last"
+        )
+    return run.clients.get(client)

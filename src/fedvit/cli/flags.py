@@ -53,9 +53,7 @@ class Flags:
     ] = None
     pretrained: Annotated[
         bool | None,
-        typer.Option(
-            "--pretrained", help="Start from the pre-trained weights on timm's hub (default: random weights)."
-        ),
+        typer.Option("--pretrained", help="Start from the pre-trained weights on the hub (default: random weights)."),
     ] = None
     clients: Annotated[
         int | None, typer.Option(help="Number of clients (default: one per site or domain, otherwise 24).")

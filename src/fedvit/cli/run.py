@@ -145,7 +145,7 @@ def compare(
             _draw_choices(run.folder)
         report_at = write_report_of(folder)
         if not flags["quiet"]:
-            out.print(comparison_table(entries, title))
+            out.print(comparison_table(entries, title, by="auroc" if first.data.several_labels else "mean"))
             shown = comparing.compared_rows(table, folder)
             print_verdict(shown, folder / "sites.csv")
             print_clinical(shown)

@@ -28,7 +28,7 @@ FLAGS = {  # flag -> table.key
     "threads": "run.threads", "precision": "run.precision", "device": "run.device",
 }  # fmt: skip
 
-NEWER = ("run.finetune",)  # a bare key that meant something before one of these came keeps its meaning
+NEWER = ("run.finetune", "run.keep")  # a bare key that meant something before one of these came keeps its meaning
 
 
 def read_tables(path: Path) -> Tables:

@@ -156,6 +156,7 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             f"train.warmup={train.warmup} rounds leave none of train.rounds={train.rounds} at the full learning rate: "
             "choose fewer"
         )
+    _check_choice(run, every)
     _check_clinical(run)
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
@@ -184,6 +185,22 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             "run": run.model_copy(update={"eval_every": every, "device": _choose_device(run)}),
         }
     )
+
+
+def _check_choice(run: RunSettings, every: int) -> None:
+    """Refuse to choose among rounds that are not evaluated, or by scores of models that no checkpoint holds."""
+    wanted = [f"run.{key}={value}" for key, value in (("keep", run.keep), ("patience", run.patience))
+              if value not in ("last", None)]  # fmt: skip
+    if wanted and not every:
+        raise UserError(
+            f"{wanted[0]} compares evaluated rounds, but run.eval_every=0 evaluates only the last one: set "
+            "--eval-every to 1 or more"
+        )
+    if run.keep == "best" and run.evaluate == "in_round":
+        raise UserError(
+            "run.keep=best needs run.evaluate=after: in_round scores models from before the aggregation, which no "
+            "checkpoint holds"
+        )
 
 
 def _check_clinical(run: RunSettings) -> None:

@@ -27,6 +27,7 @@ RANGES = {  # of each score; no result can be computed from a value outside its 
     "loss": (-LARGEST, LARGEST),
     AUROC: (0, 1),
 }
+LONGEST_VIEW = 40  # characters of a view's name
 MOST_IMAGES = 10**9  # in one cell of a confusion matrix
 
 
@@ -151,6 +152,8 @@ def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
     An infinite loss is rejected too, because it would make the mean over clients useless.
     """
     views = {key.removesuffix("_balanced_accuracy") for key in scores if key.endswith("_balanced_accuracy")}
+    if not all(view.isidentifier() and len(view) <= LONGEST_VIEW for view in views):
+        return "a view has a name that no plan gives"
     missing = [f"{view}_{m}" for view in sorted({"personal", *views}) for m in METRICS if f"{view}_{m}" not in scores]
     if missing:
         return f"the score {missing[0][:60]!r} is missing"

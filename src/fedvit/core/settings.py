@@ -12,6 +12,7 @@ CLIP_GRAD = 100.0  # the default of train.clip_grad on pre-trained weights, far 
 CLIP_BIAS = 10.0  # the same for biases, whose steps are the largest: chosen on validation images (docs/results.md)
 FOCAL_GAMMA = 2.0  # the default of train.focal_gamma
 LossName = Literal["cross_entropy", "weighted", "focal", "balanced"]
+MAX_PIXELS = 89_478_485  # the default of data.max_pixels, beyond which PIL, too, suspects a bomb
 PLANNED = ("cosine", "step")  # schedules that plan their learning rates over all rounds
 
 
@@ -78,6 +79,10 @@ class DataSettings(Table):
     )
     download: bool = Field(default=False, description="Let torchvision download missing files.")
     skip_bad: bool = Field(default=False, description="Skip files that cannot be read, and name them in a warning.")
+    max_pixels: Count = Field(
+        default=MAX_PIXELS, description="Most pixels of an image file; a small file may claim more than memory holds."
+    )
+    follow_links: bool = Field(default=False, description="Follow symbolic links that lead out of a folder of images.")
     samples: Count | None = Field(
         default=None, description="Keep this many images, the same number of every class; default: all."
     )
@@ -93,7 +98,8 @@ class DataSettings(Table):
         default=0, description="Number of clients that never train and are scored separately."
     )
     auroc: bool | None = Field(
-        default=None, description="Also measure AUROC; default: for two classes and for MedMNIST."
+        default=None,
+        description="Also measure AUROC; default: for two classes, for several labels per image and for MedMNIST.",
     )
 
     @property
@@ -153,7 +159,8 @@ class ModelSettings(Table):
     name: str = Field(
         default="vit_micro",
         description=(
-            "vit_micro, a ViT or DeiT of timm, resnet18, resnet50, resnet50_gn, densenet121, shufflenet_v2_x0_5 or mlp."
+            "vit_micro, a ViT or DeiT of timm, also as hf-hub:OWNER/NAME, resnet18, resnet50, resnet50_gn, "
+            "densenet121, shufflenet_v2_x0_5 or mlp."
         ),
     )
     image_size: Count | None = Field(
@@ -166,7 +173,7 @@ class ModelSettings(Table):
         default=None,
         description="Start from the pre-trained weights in this .safetensors file; default: random weights.",
     )
-    pretrained: bool = Field(default=False, description="Start from the pre-trained weights on timm's hub.")
+    pretrained: bool = Field(default=False, description="Start from the pre-trained weights on the hub.")
     groups: dict[str, list[str]] | None = Field(
         default=None, description="Layer groups besides the built-in ones: for each name, the paths of its modules."
     )
@@ -239,7 +246,7 @@ class TrainSettings(Table):
     clip_update: ClipUpdate = Field(
         default="off",
         description="Largest L2 norm of the change that a client's report makes to what it received: off, a number, or "
-        "auto, three times the median of past changes. A larger one is scaled down.",
+        "auto, twice the median of past changes. A larger one is scaled down.",
     )
     aggregate: Aggregate = Field(
         default="mean",
@@ -304,8 +311,18 @@ class RunSettings(Table):
         default=None,
         description="Stop once the mean personal accuracy reaches this many percent; default: run all rounds.",
     )
-    track: Literal["tensorboard"] | None = Field(
-        default=None, description="Write scalars to this tracker during the run."
+    keep: Literal["last", "best"] = Field(
+        default="last",
+        description="Round whose models you export and predict with: the last, or the one with the best mean accuracy "
+        "on validation images; best needs such images, see data.val.",
+    )
+    patience: Count | None = Field(
+        default=None,
+        description="Stop after this many evaluations without a better mean accuracy on validation images; default: "
+        "run all rounds.",
+    )
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = Field(
+        default=None, description="Write scalars, settings and tags to this tracker during the run."
     )
     threads: Count = Field(
         default=1, description="CPU threads per process; their number changes the order of floating-point sums."

@@ -78,7 +78,7 @@ def check_files(path: Path, settings: DataSettings) -> Check:
         items, bad = _placed(path, settings)
         files = {item.name: path / item.name for item in items}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        problems = pool.map(lambda file: _problem_with(file, settings.window), files.values())
+        problems = pool.map(lambda file: _problem_with(file, settings.window, settings.max_pixels), files.values())
         found = dict(zip(files, problems, strict=True))
     bad += [Note(kind, (name,), f"{name} {text}") for name, (kind, text) in found.items() if kind]
     good = [item for item in items if not found[item.name][0]]
@@ -87,7 +87,7 @@ def check_files(path: Path, settings: DataSettings) -> Check:
     similar, typos = similar_names("classes", labels)
     same_sites = [Note("similar sites", note.names, note.text) for note in similar_names("sites", sites)[0]]
     patients = _count_patients(good)
-    scans = [item.name for item in good if files[item.name].suffix.lower() in dicom.SUFFIXES]
+    scans = [item.name for item in good if dicom.is_dicom(files[item.name])]
     if scans and not patients:
         text = f"{len(scans)} DICOM files name their patients: --set data.patient=dicom keeps their images together"
         hints.append(Note("headers", (scans[0],), text))
@@ -179,13 +179,14 @@ def _listed(path: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]
 def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]]:
     """Return every file with its class, site and part, and what is wrong with the folders themselves."""
     if settings.layout == "tiny_imagenet" or (settings.layout == "auto" and folders.is_tiny_imagenet(root)):
-        scan = folders.scan(root, settings.layout, ())
+        scan = folders.scan(root, settings.layout, (), follow=settings.follow_links)
         names = [os.path.relpath(file, root) for file in scan.files]
         return [_Item(n, (scan.class_names[y],), "", "") for n, y in zip(names, scan.labels, strict=True)], []
+    found = folders.leaves(root, settings.patient, follow=settings.follow_links)
     items, bad = [], list(_misplaced(root))
     depths: dict[bool, str] = {}
     classes: dict[str, set[str]] = defaultdict(set)
-    for leaf in folders.leaves(root, settings.patient):
+    for leaf in found:
         folder = os.path.relpath(leaf.folder, root)
         try:
             where = folders.place(leaf.parts, root, settings.layout)
@@ -257,7 +258,7 @@ def check_source(settings: DataSettings) -> Check:
     return check_dataset(load_dataset(settings, None))
 
 
-def _problem_with(file: Path, window: str | None) -> tuple[str, str]:
+def _problem_with(file: Path, window: str | None, most: int) -> tuple[str, str]:
     """Return the kind of a file's problem and what it is, or two empty texts."""
     try:
         about = file.stat()
@@ -265,13 +266,16 @@ def _problem_with(file: Path, window: str | None) -> tuple[str, str]:
             return "not a file", "is not a regular file"
         if about.st_size == 0:
             return "empty", "is empty"
-        decode(file, (8, 8), Counter(), window)
+        decode(file, (8, 8), Counter(), window, most)
         return "", ""
     except OSError as problem:
         return "unreadable", f"cannot be opened: {problem.strerror}"
     except (UnreadableError, UserError) as problem:
         text = str(problem).removeprefix(f"{file} ")
-        large = {"over 89 million": "too large", "decompression bomb": "too large"}  # the second if warnings are errors
+        large = {
+            "over data.max_pixels": "too large",
+            "decompression bomb": "too large",
+        }  # the second if warnings are errors
         kinds = {"is not an image": "not an image", "truncated": "truncated", **large}
         return next((kind for word, kind in kinds.items() if word in text), "unreadable"), text
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.settings import DataSettings
+from fedvit.core.settings import MAX_PIXELS, DataSettings
 from fedvit.data import cache, dicom, folders, manifest, medmnist
 from fedvit.data.dataset import Dataset, checked_labels, count_classes, join_parts, with_channels
 from fedvit.data.decoding import RANGE, decode, read_window
@@ -103,7 +103,10 @@ def scan_files(path: Path, settings: DataSettings) -> folders.Scan:
     """Find all files of a folder or manifest, with what their places or the manifest say about each."""
     if manifest.is_manifest(path):
         return manifest.scan_manifest(path, settings)
-    found = folders.scan(path, settings.layout, settings.class_list, settings.patient, join_val=settings.join_val)
+    found = folders.scan(
+        path, settings.layout, settings.class_list, settings.patient,
+        join_val=settings.join_val, follow=settings.follow_links,
+    )  # fmt: skip
     if settings.patient is None:
         return found
     names = [file.relative_to(path).as_posix() for file in found.files]
@@ -145,7 +148,9 @@ def sites_of(settings: DataSettings) -> tuple[str, ...]:
     path = locate(settings)
     if path is not None and manifest.is_manifest(path):
         return manifest.site_names(path)
-    return folders.site_names(path, settings.layout, settings.patient) if path is not None and path.is_dir() else ()
+    if path is None or not path.is_dir():
+        return ()
+    return folders.site_names(path, settings.layout, settings.patient, follow=settings.follow_links)
 
 
 # Sources.
@@ -241,6 +246,8 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
         log.warning("%d files do not exist and are skipped, such as %s", len(found.missing), found.missing[0])
     names = folders.fingerprint(found.files, root)
     key: Any = names if settings.window is None else [settings.window, names]
+    if settings.max_pixels != MAX_PIXELS:  # which files are skipped depends on it
+        key = [settings.max_pixels, key]
     if size is None:
         entry = cache.Entry(np.broadcast_to(np.zeros((), np.uint8), (count, 1, 1, 3)), np.ones(count, np.bool_), {})
     else:
@@ -250,7 +257,7 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
             key,
             count,
             size,
-            lambda number: decode(found.files[number], (size, size), modes, settings.window),
+            lambda number: decode(found.files[number], (size, size), modes, settings.window, settings.max_pixels),
             lambda: dict(modes),
             skip_bad=settings.skip_bad,
         )
@@ -260,7 +267,8 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
             "%d 16-bit images in %s use less than 12 bits and look nearly black: --set data.window=%s stretches each "
             "to its own range", kinds["dark"], root, RANGE,
         )  # fmt: skip
-    if found.patients is None and any(file.suffix.lower() in dicom.SUFFIXES for file in found.files):
+    by_suffix = (file.suffix.lower() in dicom.SUFFIXES for file in found.files)
+    if found.patients is None and (kinds.get("dicom") or any(by_suffix)):
         log.warning(
             "DICOM files name their patients: --set data.patient=%s keeps the images of a patient together",
             folders.HEADER,
@@ -330,6 +338,8 @@ def list_datasets(settings: DataSettings) -> list[dict[str, Any]]:
     if folder and folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.is_dir() and folders.looks_like_images(path):
-                kind = "folders by domain or site" if folders.site_names(path, "auto") else "folders by class"
+                kind = (
+                    "folders by domain or site" if folders.site_names(path, "auto", follow=True) else "folders by class"
+                )
                 entries.append({"name": path.name, "kind": kind, "images": None, "classes": None, "present": True})
     return entries

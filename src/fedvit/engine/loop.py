@@ -54,7 +54,7 @@ def federate(
     evaluate_server: Callable[[Tree, int, Scores], Mapping[str, float] | None] | None,
     test_samples: Mapping[str, int],
 ) -> Iterator[Round]:
-    """Run the rounds after `server.round`, one at a time, until the last round or the requested accuracy."""
+    """Run the rounds after `server.round`, one at a time."""
     train, run = experiment.train, experiment.run
     clients = list(transport.clients())
     server = replace(server, combine=combine_by(train.aggregate, train.byzantine))
@@ -95,8 +95,6 @@ def federate(
         if choices:
             row["choice"] = {name: mask.nonzero().flatten().tolist() for name, mask in choices.items()}
         yield Round(server, row, scores or None, ledger, cases)
-        if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
-            return
 
 
 def reasons_for_row(failures: Mapping[str, str], absences: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -114,11 +112,6 @@ def is_evaluated(number: int, experiment: Experiment) -> bool:
     """Return whether this round is evaluated: every `eval_every` rounds, and always the last."""
     every = experiment.run.eval_every
     return number == experiment.train.rounds or bool(every and number % every == 0)
-
-
-def reached(accuracy: float | None, wanted: float | None) -> bool:
-    """Return whether `--until-accuracy` was given and has been reached."""
-    return accuracy is not None and wanted is not None and accuracy >= wanted
 
 
 def choose(plan: Plan, clients: list[str], experiment: Experiment, number: int) -> list[str]:

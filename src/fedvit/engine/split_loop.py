@@ -21,7 +21,7 @@ from fedvit.core.training import all_finite
 from fedvit.core.tree import Tree
 from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger, per_client
-from fedvit.engine.loop import Round, is_evaluated, reached, reasons_for_row, sample_cohort, summarize
+from fedvit.engine.loop import Round, is_evaluated, reasons_for_row, sample_cohort, summarize
 from fedvit.engine.net import Net, local_settings
 from fedvit.models.cuts import Parts
 from fedvit.split.client import ClientSide, Requests
@@ -169,7 +169,7 @@ def federate_split(
     net: Net, server: Server, clients: SplitClients, experiment: Experiment, test_samples: Mapping[str, int]
 ) -> Iterator[Round]:
     """Run the rounds after `server.round`, one at a time."""
-    run, parts, names = experiment.run, Parts(net.module, net.split.cut), list(clients.clients())
+    parts, names = Parts(net.module, net.split.cut), list(clients.clients())
     for parameter in net.module.parameters():
         parameter.requires_grad_(False)  # the weights being trained are passed to every call
     for number in range(server.round + 1, experiment.train.rounds + 1):
@@ -197,8 +197,6 @@ def federate_split(
         }
         row |= reasons_for_row({name: text for name, text in failures.items() if text}, clients.absences(number))
         yield Round(server, row, scores or None, ledger, cases)
-        if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
-            return
 
 
 def server_side(

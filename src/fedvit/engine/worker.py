@@ -95,7 +95,8 @@ def check_clinical(experiment: Experiment, partition: Partition) -> None:
 def has_clinical(experiment: Experiment, round_: int) -> bool:
     """Return whether this round may be the last, after which clinical scores are measured if they are wanted."""
     run = experiment.run
-    return run.clinical and (round_ == experiment.train.rounds or run.until_accuracy is not None)
+    may_stop = run.until_accuracy is not None or run.patience is not None
+    return run.clinical and (round_ == experiment.train.rounds or may_stop)
 
 
 class Worker:

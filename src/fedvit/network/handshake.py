@@ -16,7 +16,17 @@ from fedvit.split.plan import SplitPlan
 HERE = {  # settings that each machine chooses for itself
     "model": ("weights", "pretrained"),  # the weights themselves are compared instead
     "train": ("rounds", "cohort", "dropout"),  # rounds must agree if the learning rate depends on them
-    "run": ("eval_every", "until_accuracy", "track", "predictions", "threads", "device", "cache_mb"),
+    "run": (
+        "eval_every",
+        "until_accuracy",
+        "keep",
+        "patience",
+        "track",
+        "predictions",
+        "threads",
+        "device",
+        "cache_mb",
+    ),
 }
 PARTS = ("version", "model", "weights", "inputs", "classes", "settings")
 

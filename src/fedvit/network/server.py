@@ -25,6 +25,7 @@ from fedvit.engine.transport import Transport
 from fedvit.network.payload_check import difference, down_of
 from fedvit.network.site import Federation
 from fedvit.runs.execute import begin_run, run_log
+from fedvit.runs.kept import check_validation, refuse_over_network
 from fedvit.runs.resume import refuse_changes
 from fedvit.runs.write import Holding
 from fedvit.split.plan import SplitPlan
@@ -124,6 +125,8 @@ def _acceptable(loop: Iterator[Round], net: Net, federation: Federation) -> Iter
 def check_servable(experiment: Experiment, net: Net, sites: Sequence[str]) -> None:
     """Refuse a method that cannot run over Flower between sites, or not with these settings."""
     label = experiment.label
+    refuse_over_network(experiment)
+    check_validation(experiment, None)
     if isinstance(net.plan, SplitPlan):
         raise UserError(f"{label} is a split learning method, which runs over gRPC: use fedvit split-server")
     if net.plan.not_between_sites is not None:

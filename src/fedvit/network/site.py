@@ -32,7 +32,7 @@ from fedvit.core.files import make_private, write_bytes, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.payload import Payload
 from fedvit.core.server import Server
-from fedvit.core.settings import Experiment
+from fedvit.core.settings import MAX_PIXELS, Experiment
 from fedvit.data.dataset import Dataset
 from fedvit.data.manifest import is_manifest
 from fedvit.data.partition.records import Partition
@@ -83,13 +83,17 @@ class Site:
         policy: Policy | None = None,
     ):
         self.agreed, self.settings = experiment, federation.hash_with(experiment)
-        data = experiment.data.model_copy(update={"cache": state / "cache"})
-        self.experiment = experiment.model_copy(update={"data": data})
+        self.policy, self.memories = policy or (Policy() if folder else TRIAL), SiteState(state / "states")
+        own = {
+            "cache": state / "cache",
+            "follow_links": self.policy.follow_links,
+            "max_pixels": min(MAX_PIXELS, experiment.data.max_pixels),
+        }
+        self.experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update=own)})
         if folder is not None:
             check_paths(experiment)
             self.experiment = own_experiment(self.experiment, federation.classes, name, folder)
         self.federation, self.name, self.state = federation, name, state
-        self.policy, self.memories = policy or (Policy() if folder else TRIAL), SiteState(state / "states")
 
     @cached_property
     def holdings(self) -> tuple[Dataset, Partition]:

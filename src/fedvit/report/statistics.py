@@ -190,6 +190,16 @@ class Row:
         return self.view("mean")
 
     @property
+    def several_labels(self) -> bool:
+        """Whether an image may have several labels."""
+        return self.first.tables["data"].get("task") == "multi"
+
+    @property
+    def headline(self) -> float | None:
+        """The score by which rows are ranked: accuracy or, with several labels, the mean AUROC of the labels."""
+        return self.view("auroc" if self.several_labels else "mean")
+
+    @property
     def seed_std(self) -> float | None:
         means = [record.views["personal"]["mean"] for record in self.records if record.views]
         return float(np.std(means)) if len(means) > 1 else None
@@ -296,8 +306,8 @@ def class_totals(cells: Iterable[Sequence[int]]) -> dict[int, int]:
 
 
 def rank(rows: Sequence[Row]) -> list[Row]:
-    """Sort rows by their mean, best first; rows without any evaluation come last."""
-    return sorted(rows, key=lambda row: (row.mean is None, -(row.mean or 0)))
+    """Sort rows by their headline score, best first; rows without any evaluation come last."""
+    return sorted(rows, key=lambda row: (row.headline is None, -(row.headline or 0)))
 
 
 def text_of(*content: Any) -> str:

@@ -28,7 +28,7 @@ from fedvit.engine.client_store import ClientStore
 from fedvit.engine.estimate import log_estimate
 from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger
-from fedvit.engine.loop import NOT_AGGREGATED, WITHHELD, Round, evaluate, federate, reached, summarize
+from fedvit.engine.loop import NOT_AGGREGATED, WITHHELD, Round, evaluate, federate, summarize
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
@@ -39,6 +39,7 @@ from fedvit.engine.worker import Worker, load_data
 from fedvit.runs.caution import warn_of_batch
 from fedvit.runs.doubts import AUTO, search_command
 from fedvit.runs.folder import STARTED, LocalBaseline, Run
+from fedvit.runs.kept import check_validation, is_over, rounds_to_retain
 from fedvit.runs.lock import only_run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
 from fedvit.runs.write import (
@@ -77,6 +78,7 @@ def run_rounds(
     with run_log() as log_to, ExitStack() as stack:
         dataset, partition = load_data(experiment, dataset)
         reading = time.perf_counter() - begin
+        check_validation(experiment, partition)
         net = make_net(experiment, dataset.classes, device)
         check_aggregate(experiment, net, partition.seen)
         warn_of_batch(experiment, net, partition, dataset.images.shape[1:])
@@ -128,11 +130,6 @@ class FinishedRounds:
     def seconds(self) -> float:
         return sum(sum(timing["seconds"].values()) for timing in self.timings)
 
-    def is_over(self, wanted: float | None) -> bool:
-        """Return whether the last round has reached the requested accuracy."""
-        views = self.rows[-1]["views"] if self.rows else None
-        return bool(views and reached(views["personal"]["mean"], wanted))
-
 
 @dataclass(frozen=True)
 class RunInProgress:
@@ -153,12 +150,12 @@ class RunInProgress:
         metrics: Sequence[str],
         local: LocalBaseline | None = None,
     ) -> Iterator[Round]:
-        """Yield the loop's rounds, each after it is written to disk; none if the run is over."""
+        """Yield the loop's rounds, each after it is written to disk, until the run is over."""
         experiment, folder, past = self.experiment, self.folder, self.past
         toml, last = to_toml(experiment), len(past.rows)
         sent = sum(map(sent_in, past.rows))
         with track_run(experiment, folder, last, sent) as show:
-            for done in () if past.is_over(experiment.run.until_accuracy) else loop:
+            for done in () if is_over(past.rows, experiment.run) else loop:
                 check_progress([*past.rows, done.row], experiment.train.rounds)
                 check_continuable(done.server)
                 past.rows.append(done.row)
@@ -166,7 +163,9 @@ class RunInProgress:
                     if done.scores is not None:
                         write_clients(folder, experiment, roster, metrics, past.rows, done, local)
                     append_line(folder / "rounds.jsonl", done.row)
-                    save_checkpoint(folder / "checkpoint", done.server, self.store)
+                    retain = rounds_to_retain(past.rows, experiment.run)
+                    scores = (folder / "clients.csv").read_bytes() if retain and done.scores is not None else None
+                    save_checkpoint(folder / "checkpoint", done.server, self.store, retain=retain, scores=scores)
                 if (folder / "run.toml").read_text() != toml:  # the run is being extended: its settings change here
                     (folder / "summary.json").unlink(missing_ok=True)
                     write_text(folder / "run.toml", toml)
@@ -175,6 +174,8 @@ class RunInProgress:
                 log.info("round %d: loss %s", done.row["round"], done.row["loss"])
                 show(done.row, done.ledger.seconds)
                 yield done
+                if is_over(past.rows, experiment.run):
+                    return
 
     def finish(self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None) -> None:
         """Write summary.json; its memory is that of this process and all that it started, which still exist."""

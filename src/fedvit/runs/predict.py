@@ -18,6 +18,7 @@ from fedvit.core.files import write_csv
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
 from fedvit.data.decoding import decode
+from fedvit.data.dicom import is_dicom
 from fedvit.runs.description import Description
 from fedvit.runs.export import load_model
 from fedvit.runs.folder import load_run
@@ -108,8 +109,13 @@ def images_below(folder: Path) -> list[Path]:
     return [
         file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.suffix.lower() in folders.SUFFIXES and not hidden(file.relative_to(folder))
+        if not hidden(file.relative_to(folder)) and file.is_file() and _is_image(file)
     ]
+
+
+def _is_image(file: Path) -> bool:
+    """Return whether a file is an image by its suffix or, without one, a DICOM file by its mark."""
+    return file.suffix.lower() in folders.SUFFIXES or (not file.suffix and is_dicom(file))
 
 
 def hidden(path: Path) -> bool:
@@ -126,16 +132,16 @@ def _read_image(file: Path, description: Description) -> NDArray[np.uint8]:
     return pixels
 
 
-def model_of(source: Path, client: str | None, *, server: bool) -> nn.Module:
+def model_of(source: Path, client: str | None, *, server: bool, last: bool = False) -> nn.Module:
     """Return the model that a command names: an exported file, or a client's or the server's model of a run."""
     if source.is_file():
-        if client is not None or server:
-            raise UserError(f"{source} is one model: --client and --server are for the folder of a run")
+        if client is not None or server or last:
+            raise UserError(f"{source} is one model: --client, --server and --last are for the folder of a run")
         return load_model(source)
     if not source.exists():
         raise UserError(f"no model or run at {source}: expected a file from `fedvit export`, or the folder of a run")
     run = load_run(source)
-    opened = open_run(run)
+    opened = open_run(run, last=last)
     if (client is None) != server:
         raise UserError(f"say whose model: --client NAME or --server; the clients are {', '.join(opened.clients)}")
     return server_model(opened) if client is None else client_model(opened, client)

@@ -1,16 +1,15 @@
 """The files of a run: rounds.jsonl while it runs, clients.csv and summary.json at the end."""
 
-import csv
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
-from fedvit.core.files import make_folder, read_lines, replacing, strict_json, write_json, write_text
+from fedvit.core.files import make_folder, read_lines, strict_json, write_bytes, write_csv, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
@@ -18,6 +17,7 @@ from fedvit.data.dataset import Dataset, Labels, count_present
 from fedvit.data.partition.groups import count_patients
 from fedvit.data.partition.records import Partition
 from fedvit.data.partition.split import partition_counts
+from fedvit.engine.checkpoint import read_scores
 from fedvit.engine.cost import split_costs
 from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
@@ -26,6 +26,7 @@ from fedvit.models.build import macs_per_example
 from fedvit.runs.clinical import read_clinical, write_clinical
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.kept import kept_summary
 from fedvit.runs.updates import about_updates
 
 
@@ -166,6 +167,7 @@ def write_summary(
         "seconds": seconds,
         "peak_rss_mb": peak_mb,
         "epsilon": None,
+        "kept": kept_summary(rows, experiment.run),
         "warnings": doubts(
             run,
             experiment,
@@ -174,6 +176,8 @@ def write_summary(
             keeps_own=net.memory_nbytes > 0,
         ),
     }
+    if summary["kept"] is not None:
+        write_bytes(run.folder, "kept.csv", read_scores(run.folder / "checkpoint", summary["kept"]["round"]))
     write_json(run.folder / "summary.json", summary)
 
 
@@ -215,16 +219,18 @@ def _write_clients_csv(
     views = view_names(scores)
     header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
     columns = [f"{view}_{metric}" for view in views for metric in metrics]
-    with replacing(path) as partial, partial.open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow([*header, *columns, "local_accuracy", "gain"])
+
+    def lines() -> Iterator[Sequence[Any]]:
+        yield [*header, *columns, "local_accuracy", "gain"]
         for name, score in scores.items():
             has = roster[name]
             alone = local.get(name) if local is not None else None
             gain = "" if alone is None else score["personal_accuracy"] - alone
             values = [score.get(column, "") for column in columns]
             counts = [has.train, has.test, has.classes, trained[name]]
-            writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
+            yield [name, *counts, *values, "" if alone is None else alone, gain]
+
+    write_csv(path, lines())
 
 
 def _write_confusion_json(path: Path, scores: Scores) -> None:
@@ -241,12 +247,14 @@ def _write_confusion_json(path: Path, scores: Scores) -> None:
 def write_unseen_csv(path: Path, partition: Partition, scores: Scores, metrics: Sequence[str]) -> None:
     """Write unseen.csv: the clients that never trained, by view."""
     columns = [f"{view}_{metric}" for view in view_names(scores) for metric in metrics]
-    with replacing(path) as partial, partial.open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["client", "train_samples", "test_samples", *columns])
+
+    def lines() -> Iterator[Sequence[Any]]:
+        yield ["client", "train_samples", "test_samples", *columns]
         for name, score in scores.items():
             part = partition.clients[name]
-            writer.writerow([name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)])
+            yield [name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)]
+
+    write_csv(path, lines())
 
 
 def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -115,6 +115,8 @@ def probe_experiment(experiment: Experiment, data: Dataset, rounds: int) -> Expe
                 update={
                     "eval_every": 0,
                     "until_accuracy": None,
+                    "keep": "last",
+                    "patience": None,
                     "track": None,
                     "before_after": False,
                     "clinical": False,

@@ -236,6 +236,7 @@ def test_many_skipped_files_are_counted_and_listed_in_the_log(clean: Path, tmp_p
     assert (tmp_path / "r" / "log.txt").read_text().count("is not an image") == 25
 
 
+@pytest.mark.attack
 def test_a_pipe_and_a_huge_image_do_not_stop_a_run_that_skips_bad_files(clean: Path, tmp_path: Path) -> None:
     os.mkfifo(clean / "north/ill/pipe.png")
     (clean / "north/ill/huge.png").write_bytes(huge_png())
@@ -243,6 +244,7 @@ def test_a_pipe_and_a_huge_image_do_not_stop_a_run_that_skips_bad_files(clean: P
     assert len(load_dataset(settings, 8)) == 24
 
 
+@pytest.mark.attack
 def test_an_npz_that_claims_more_than_it_has_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "claims.npz"
     with zipfile.ZipFile(path, "w") as archive:

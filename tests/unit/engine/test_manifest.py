@@ -11,6 +11,8 @@ from fedvit.engine.checkpoint import collect_garbage, load_checkpoint, save_chec
 from fedvit.engine.client_store import ClientStore
 from tests.conftest import Bench, tiny
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.mark.parametrize(
     "change",

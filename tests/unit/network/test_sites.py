@@ -368,7 +368,7 @@ def test_a_hello_that_is_not_ours_is_named(about: dict[str, Any], tmp_path: Path
 
     federated.wires.meddle = meddle
     with pytest.raises(UserError, match="node 100 sent something that cannot be read"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 def test_messages_are_as_many_as_the_rounds_need(tmp_path: Path) -> None:
@@ -442,8 +442,37 @@ def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
     federated.wires.nodes[999] = dict(federated.wires.nodes[100])
     with pytest.raises(UserError, match="two sites have the name '0'"):
+        federated.finish(min_sites=3)
+    assert not (federated.out / "run.toml").exists()
+
+
+def test_a_name_belongs_to_the_key_that_was_registered_for_it(tmp_path: Path) -> None:
+    """Site 1 says that it is site 0; the server knows which of them lies, whoever comes first."""
+    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    federated.pinned = {100: "0", 101: "1", 102: "2"}
+    federated.wires.nodes[101] = {**federated.wires.nodes[101], "site": "0"}
+    with pytest.raises(UserError, match="the node that was registered for site 1 says that it is '0'"):
         federated.finish()
     assert not (federated.out / "run.toml").exists()
+
+
+def test_a_node_whose_key_was_registered_for_no_site_is_not_even_asked(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
+    federated.pinned = {100: "0", 101: "1", 102: "2", 998: "of another study"}
+    for node in (998, 999):
+        federated.wires.nodes[node] = {"site": "0", "state": str(tmp_path / "stranger")}
+    federated.finish()
+    assert [row["failed"] for row in Run(federated.out).rounds] == [[], []]
+    assert {message.metadata.dst_node_id for message in federated.wires.crossed} & {998, 999} == set()
+    assert not (tmp_path / "stranger").exists()
+
+
+def test_a_site_that_does_not_take_part_is_named_as_registered(tmp_path: Path) -> None:
+    """Whatever name it gives in its refusal."""
+    federated = with_policy(tmp_path, 'methods = ["local"]')
+    federated.pinned = {100: "2", 101: "1", 102: "0"}
+    with pytest.raises(UserError, match="site 2 does not take part: the policy allows local"):
+        federated.finish()
 
 
 def test_a_site_that_restarts_before_the_first_round_is_taken_by_its_new_node(tmp_path: Path) -> None:
@@ -472,7 +501,7 @@ def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
     federated.wires.nodes[999] = {"site": "stranger", "state": str(tmp_path / "stranger"), "trial": "yes"}
     with pytest.raises(UserError, match="site stranger does not take part"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +526,7 @@ def test_a_site_that_differs_is_refused_by_name(
 
     monkeypatch.setattr(site, "common", wrong)  # the sites' own; the server has its own name for it
     with pytest.raises(UserError, match=f"site 0 differs from the server in {said}.*Nothing was trained"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 def test_what_server_and_site_have_in_common_is_told_apart() -> None:

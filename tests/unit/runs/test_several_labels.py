@@ -15,6 +15,9 @@ from fedvit.config.load import load_experiment
 from fedvit.core.errors import UserError
 from fedvit.core.settings import Experiment
 from fedvit.methods import METHODS
+from fedvit.report.load import collect
+from fedvit.report.statistics import rank
+from fedvit.report.verdict import headline
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.folder import Run
 from fedvit.split.plan import SplitPlan
@@ -141,3 +144,21 @@ def test_a_site_without_a_label_has_no_auroc_of_it_and_still_counts(manifest: Pa
 def test_auroc_cannot_be_left_out(made: Made) -> None:
     with pytest.raises(UserError, match="would leave out the main score of a task with several labels"):
         made("fedavg", {"data.auroc": False})
+
+
+def test_a_report_ranks_rows_by_the_mean_auroc_of_the_labels(made: Made, tmp_path: Path) -> None:
+    for method in ("local", "fedavg"):
+        finish(made(method, rounds=1), tmp_path / "runs" / method)
+    rows = [row for group in collect([tmp_path / "runs"]) for row in group]
+    areas = {row.label: row.view("auroc") for row in rows}
+    best = max(areas, key=lambda label: areas[label] or 0)
+    assert rank(rows)[0].label == best
+    words = headline(rows)
+    assert words.startswith(f"{best} has the highest mean AUROC of the labels")
+    assert "In accuracy, the share of right answers to labels" in words
+
+
+def test_advice_is_refused(manifest: Path) -> None:
+    result = CliRunner().invoke(app, ["advise", "--data", str(manifest)])
+    assert result.exit_code == 2
+    assert "may have several labels" in result.stderr

@@ -739,6 +739,20 @@ def test_sensitivity_and_split_settings_are_the_published_ones() -> None:
     assert split["clients M", "200"].partition.clients == 10 * (split["clients M", "200"].train.cohort or 0) == 200
     assert split["fedround", "50"].method["fedround"] == 50
     assert all((e.train.optimizer, e.train.lr) == ("adam", 2e-4) for e in split.values())
+    assert {e.partition.alpha for (column, _), e in split.items() if column == "clients M"} == {0.3}
+    assert {e.partition.alpha for (column, _), e in split.items() if column != "clients M"} == {0.1}
+    after = {column: e.train.rounds for (column, _), e in split.items() if column.startswith("local epochs")}
+    assert after == {f"local epochs K, T={t}": t for t in (20, 40, 60, 80, 100)}
+
+
+def test_fedvs_table_2_has_its_split_rows_with_kept_heads_too() -> None:
+    rows = {case.row: e for case, e in resolved("fedv-table2") if case.column == "CIFAR-100, Path-10"}
+    for name in ("fedv", "fedvz"):
+        paper, kept = rows[name], rows[f"{name}, kept head"]
+        assert (paper.method["init"], paper.method["client_head_lr"], paper.train.lr) == ("random", 2e-4, 2e-4)
+        assert (kept.method["init"], kept.method["client_head_lr"], kept.train.lr) == ("pretrained", 0, 0.005)
+        assert kept.method == paper.method | {"init": "pretrained", "client_head_lr": 0.0}
+    assert {e.method["lam"] for _, e in resolved("fedv-ditto")} == {0.1, 0.4, 0.75, 1.0}
 
 
 def test_fedavg_beside_fedv_is_tested_after_local_training() -> None:

@@ -21,6 +21,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import make_net
 from fedvit.network.boundary import read_order
+from fedvit.network.flower.nodes import pinned_names
 from fedvit.network.flower.records import from_records, to_records
 from fedvit.network.flower.sites import FlowerSites
 from fedvit.network.policy import Policy, described, read_policy
@@ -64,7 +65,7 @@ def server_app(folder: Path) -> ServerApp:
             run = run_name(out, resume=resume)
             least = int(told["min-sites"]) or len(federation.sites)
             seconds, at_once = float(told["round-timeout"]), int(told["at-once"])
-            sites = FlowerSites(grid, experiment, federation, net, run, seconds, least, at_once)
+            sites = FlowerSites(grid, experiment, federation, net, run, seconds, least, at_once, pinned_names())
             for _ in serve_sites(
                 sites, experiment, net, federation, out, run, float(told["start-timeout"]), resume=resume
             ):
