@@ -135,7 +135,8 @@ def _register(file: Path, folder: Path, *, replace: bool) -> None:
     said = "registered" if done.new else "was registered already"
     _say(
         f"site {done.site}: {said}, as node {done.node}\n"
-        f"fingerprint of its key, to be compared with what the site reads to you: {done.fingerprint}"
+        f"fingerprint of its key: {done.fingerprint}\n"
+        "compare it with what the site reads to you; if they differ, ask for the right key and register it with --replace"
     )
 
 
