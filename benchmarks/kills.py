@@ -40,6 +40,7 @@ KINDS = get_args(Kind)
 SHARES = {"local": 35, "workers": 20, "split": 37, "flower": 8}  # of the kills; those over Flower take longest
 MOST = 6  # kills of one run; then it may finish
 WAIT = 1200  # seconds after which a run that nobody kills hangs
+GONE = 300  # seconds in which a process notices that its parent was killed, even while it imports
 NAMES = ("0", "1", "2")
 TINY = {
     "model.patch_size": 4, "train.batch": 32, "train.epochs": 1, "train.cohort": 3, "partition.clients": 3,
@@ -143,7 +144,7 @@ class Disturbed:
                 victim.send_signal(signal.SIGKILL)
         self.kills += bool(victims)
         self.processes["main"].wait(WAIT)  # a command whose worker died ends by itself
-        alive = psutil.wait_procs(tree["main"], 30)[1]
+        alive = psutil.wait_procs(tree["main"], GONE)[1]
         if alive:
             raise SystemExit(f"processes outlive their {self.kind} run: {alive}")
         for name, process in self.processes.items():
