@@ -172,6 +172,7 @@ def test_a_provisioned_study_runs_and_everything_else_is_refused(tmp_path: Path)
         ):  # fmt: skip
             assert study.asks(path) in (400, 403), path
         assert study.asks(guard.SIGNED[0], "GET") == 403
+        assert '"POST /v1/control/start-run HTTP/1.1" 403' in (study.server / "gate" / "access.log").read_text()
         assert {study.asks(path) for path in guard.SIGNED} <= {400, 401, 415, 422}  # without a signature
         if os.geteuid() == 0:  # another user of the server's own machine, who goes past the gate
             passed_by = Trial(tmp_path / "other", own, "localhost")

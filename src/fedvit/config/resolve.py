@@ -157,6 +157,8 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             "choose fewer"
         )
     _check_choice(run, every)
+    if run.clinical is None:
+        run = run.model_copy(update={"clinical": experiment.data.several_labels})
     _check_clinical(run)
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":

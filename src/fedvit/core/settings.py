@@ -288,16 +288,16 @@ class RunSettings(Table):
         "split learning; 0: none. The view before_finetune is the model before.",
     )
     before_after: bool = Field(default=False, description="Add two views: before and after one local training.")
-    clinical: bool = Field(
-        default=False,
+    clinical: bool | None = Field(
+        default=None,
         description="Also measure clinical scores after the last round: sensitivity, specificity, PPV, NPV, AUROC and "
-        "calibration of every class at every client (see clinical.md).",
+        "calibration of every class at every client (see clinical.md); default: for several labels per image.",
     )
     threshold: Numbers | None = Field(
         default=None,
         description="Probability from which an image is called positive: a number between 0 and 1, or youden or f1, "
-        "which choose it for every class on a client's validation images; default: youden where there are validation "
-        "images, otherwise 0.5.",
+        "which choose it for every class on a client's validation images; default: where there are validation "
+        "images youden, or f1 for several labels per image; otherwise 0.5.",
     )
     positive: str | None = Field(
         default=None, description="Class that is called positive if there are two; default: the second one."

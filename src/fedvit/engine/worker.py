@@ -96,7 +96,7 @@ def has_clinical(experiment: Experiment, round_: int) -> bool:
     """Return whether this round may be the last, after which clinical scores are measured if they are wanted."""
     run = experiment.run
     may_stop = run.until_accuracy is not None or run.patience is not None
-    return run.clinical and (round_ == experiment.train.rounds or may_stop)
+    return bool(run.clinical) and (round_ == experiment.train.rounds or may_stop)
 
 
 class Worker:
@@ -227,7 +227,7 @@ class Worker:
             return {}, None
         cases = measure_cases(
             predict, client.data, self.patients, self.net.inputs, self.device,
-            parse_threshold(run.threshold or "youden"), self.positive,
+            parse_threshold(run.threshold or ("f1" if client.data.several_labels else "youden")), self.positive,
         )  # fmt: skip
         return ({}, None) if cases is None else (to_scalars(score_cases(cases, run.seed, client.id)), cases)
 

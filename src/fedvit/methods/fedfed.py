@@ -9,11 +9,10 @@ Privacy: residuals of single training images, and their labels, leave the client
 stores them, in float16 at the model's input size. The noise is fixed, no bound on what the residuals reveal is
 computed, and a residual may show its image. Do not use this method where images or labels must not leave their owner.
 
-Departs from the paper: stage 1 takes 4 rounds, not 15, to suit short runs, and its weight on reconstruction falls with
-the number of epochs trained before the round; the divergence of the code is per pixel and color; the splitter has two
-convolutions; residuals are of normalized images, without augmentation, from the mean code. The classifier of stage 2
-starts from the initial weights; until then the views show it untrained, so a run must be longer than stage 1. Stage 1
-always uses AdamW at 1e-3: train.lr and the rates of parts hold for stage 2, in which the splitter no longer learns.
+Departs from the paper: stage 1 takes 4 rounds, not 15, and its weight on reconstruction falls with the epochs trained
+before the round; the divergence of the code is per pixel and color; the splitter has two convolutions; residuals are
+of normalized images, without augmentation, from the mean code. The classifier of stage 2 starts from the initial
+weights and is shown untrained until then, so a run must be longer than stage 1, which always uses AdamW at 1e-3.
 """
 
 from collections.abc import Iterable, Iterator

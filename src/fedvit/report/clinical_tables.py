@@ -19,7 +19,7 @@ _HEAD = ("positive\nimages", "from", "sens.\n%", "spec.\n%", "PPV\n%", "NPV\n%",
 def clinical_tables(own: Clinical) -> Iterator[Table | str]:
     """Yield the scores of every class on all images together, and of every client."""
     patient = "patients" if own.by_patient else "images"
-    table = score_table(f"clinical scores, all clients' test images, 95 % intervals over {patient}", "class")
+    table = score_table(f"clinical scores, all test images, 95 % intervals over {patient}", "class")
     for one in own.pooled.classes:
         table.add_row(escape(own.name(one.number)), *class_cells(one, own.within(one.number)))
     shared = own.macro_classes
@@ -55,7 +55,8 @@ def rows_table(rows: Sequence[tuple[str, Clinical]]) -> Table:
     first = rows[0][1]
     single, shared = len(first.pooled.classes) == 1, first.macro_classes
     what = first.name(first.pooled.classes[0].number) if single else f"mean of the same {len(shared)} classes"
-    table = score_table(f"clinical scores, all clients' test images: {escape(what)}", "row")
+    by = "patients" if all(own.by_patient for _, own in rows) else "images"
+    table = score_table(f"clinical scores, all test images: {escape(what)} (95 % intervals over {by})", "row")
     for label, own in rows:
         one = own.pooled.classes[0]
         cells = class_cells(one, own.within(one.number)) if single else _macro_cells(own.pooled, shared)
@@ -79,6 +80,19 @@ def class_cells(one: ClassScore, within: float | None = None) -> list[str]:
     ends = one.intervals.get("auroc")
     shown = decimal(area) + ("" if ends is None else f"\n{ends[0]:.2f}…{ends[1]:.2f}")
     return [f"{one.positives:,}\nof {one.images:,}", cut, *rates, shown, decimal(one.brier), decimal(one.ece)]
+
+
+def label_table(found: Clinical) -> Table:
+    """Make the table of several labels per image: how well each is ranked, and F1 at the clients' thresholds."""
+    table = plain_table("labels, all clients' test images")
+    table.add_column("label", overflow="fold")
+    for name in ("positive", "AUROC", "average\nprecision", "F1"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in found.pooled.classes:
+        area = one.auroc if one.auroc is not None else found.within(one.number)
+        figures = map(decimal, (area, one.average_precision, one.f1))
+        table.add_row(escape(found.name(one.number)), f"{one.positives:,} of {one.images:,}", *figures)
+    return table
 
 
 def _macro_cells(score: SiteScore, shared: Sequence[int]) -> list[str]:

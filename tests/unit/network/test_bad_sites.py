@@ -114,7 +114,7 @@ def test_the_mean_does_not_and_the_report_says_whose_updates_stand_out(tmp_path:
     assert [name for name, one in about.items() if one.long] == [BAD]
     assert [name for name, one in about.items() if one.away] == [BAD]
     text = page(collect([federated.out]))
-    assert "fedavg: 1 of 5 stand out" in text
+    assert "fedavg: 1 of 5 stands out" in text
     assert "The updates of client 2 are 5." in text
     assert Run(federated.out).summary["updates"][BAD]["long"] is True
 

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 from fedvit.config.load import load_experiment
-from fedvit.core.clinical_message import FEW, PATIENTS, PREFIX
+from fedvit.core.clinical_message import FEW, PATIENTS, PREFIX, from_scalars
+from fedvit.core.payload import Payload
 from fedvit.network.flower.template import for_sites, write_app
 from fedvit.network.handshake import common
+from fedvit.network.policy import Policy
 from fedvit.report.load import read_record
 from fedvit.report.paired import paired_tests, why_untested
 from fedvit.runs.clinical import CLINICAL, PREDICTIONS, read_predictions
 from fedvit.runs.folder import Run
 from tests.conftest import Bench, almost, finish, tiny
 from tests.grid import Federated, Wires
+from tests.unit.network.test_channel import client_of, task_of
 from tests.unit.network.test_sites import write_manifests
 
 WANTED = {"run.clinical": True, "run.predictions": True, "data.val": 0.2, "partition.name": "iid"}
@@ -182,3 +185,19 @@ def test_rounds_must_agree_where_clinical_scores_are_measured_after_the_last(tmp
     assert "train.rounds" not in plain
     assert clinical["train.rounds"] == 2
     assert clinical == silent
+
+
+def test_a_split_client_sends_scores_and_keeps_its_predictions(tmp_path: Path) -> None:
+    sets = {"run.clinical": True, "run.predictions": True, "data.val": 0.2, "partition.name": "iid"}
+    client, answering = client_of("fedv", tmp_path, sets)
+    memory = client.worker.client("0", 1, {}).memory
+    found = client.evaluate(answering(2, lambda message: message), task_of("evaluate", 2, 1), dict(memory))
+    score = from_scalars(found)
+    assert score is not None
+    assert score.images == client.hello["test"]
+    mine = read_predictions(tmp_path / "state")["0"]
+    assert len(mine.truth["3"]) == client.hello["test"]
+    single = {value for values in mine.probability.values() for value in values.tolist()}
+    assert not single & set(found.values())
+    client.policy = Policy(clinical=False)
+    assert not [key for key in client.policy.release(Payload(scalars=found)).scalars if key.startswith(PREFIX)]

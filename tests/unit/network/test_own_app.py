@@ -11,7 +11,7 @@ from fedvit.network.flower.own_app import foreign
 from fedvit.network.flower.template import for_trial, write_app
 from tests.conftest import tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # in Flower's own command
+pytestmark = [pytest.mark.attack, pytest.mark.filterwarnings("ignore:GitWildMatchPattern")]  # in Flower's command
 
 
 @pytest.fixture

@@ -446,16 +446,20 @@ def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:
     assert not (federated.out / "run.toml").exists()
 
 
+@pytest.mark.attack
 def test_a_name_belongs_to_the_key_that_was_registered_for_it(tmp_path: Path) -> None:
-    """Site 1 says that it is site 0; the server knows which of them lies, whoever comes first."""
-    federated = Federated(tiny("fedavg", **THREE), tmp_path)
+    """Site 1 says that it is site 0: it is named, and costs itself the run, but nobody else."""
+    federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
     federated.pinned = {100: "0", 101: "1", 102: "2"}
     federated.wires.nodes[101] = {**federated.wires.nodes[101], "site": "0"}
     with pytest.raises(UserError, match="the node that was registered for site 1 says that it is '0'"):
-        federated.finish()
+        federated.finish(min_sites=3)
     assert not (federated.out / "run.toml").exists()
+    federated.finish(min_sites=2)
+    assert [row["failed"] for row in Run(federated.out).rounds] == [["1"], ["1"]]
 
 
+@pytest.mark.attack
 def test_a_node_whose_key_was_registered_for_no_site_is_not_even_asked(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
     federated.pinned = {100: "0", 101: "1", 102: "2", 998: "of another study"}
@@ -472,7 +476,7 @@ def test_a_site_that_does_not_take_part_is_named_as_registered(tmp_path: Path) -
     federated = with_policy(tmp_path, 'methods = ["local"]')
     federated.pinned = {100: "2", 101: "1", 102: "0"}
     with pytest.raises(UserError, match="site 2 does not take part: the policy allows local"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 def test_a_site_that_restarts_before_the_first_round_is_taken_by_its_new_node(tmp_path: Path) -> None:

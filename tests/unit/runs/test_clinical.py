@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import brier_score_loss, roc_auc_score
+from sklearn.metrics import average_precision_score, brier_score_loss, f1_score, roc_auc_score
 
+from fedvit.config.load import load_experiment
 from fedvit.core.cases import Cases
 from fedvit.core.errors import UserError
 from fedvit.core.settings import Experiment
 from fedvit.runs.clinical import CLINICAL, PREDICTIONS, read_clinical, read_predictions, write_predictions
 from fedvit.runs.folder import Run
-from tests.conftest import almost, finish, tiny
+from tests.conftest import THREADS, almost, finish, tiny
+from tests.labels import write_manifest
 
 WANTED = {"run.clinical": True, "run.predictions": True, "data.val": 0.2, "partition.name": "iid"}
 
@@ -200,6 +202,31 @@ def test_several_labels_per_image_have_a_column_of_truth_for_every_class(tmp_pat
     found = read_predictions(tmp_path)["a, b"]
     assert found.truth["mass"].tolist() == [True, False, False]
     assert found.probability["edema"].tolist() == p[:, 0].tolist()
+
+
+def test_a_run_with_several_labels_measures_each_of_them(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "xray")
+    sets = {"run.clinical": True, "run.predictions": True, "data.val": 0.3, "data.cache": str(tmp_path / "cache")}
+    flags = {"image_size": 8, "patch_size": 4, "rounds": 4, "epochs": 1, "batch": 8, "lr": 3e-3, "method": "fedavg"}
+    folder = finish(load_experiment(None, sets, {**flags, "data": str(manifest), "threads": THREADS}), tmp_path / "r")
+    found, lines = read_clinical(folder), read_predictions(folder)
+    assert found is not None
+    assert len(found.pooled.classes) == 3
+    truth, p = (
+        np.concatenate([np.stack(list(getattr(own, part).values()), 1) for own in lines.values()])
+        for part in ("truth", "probability")
+    )
+    assert (truth.sum(1) != 1).any(), "an image may have no label, or several"
+    for one in found.pooled.classes:
+        assert one.auroc == pytest.approx(roc_auc_score(truth[:, one.number], p[:, one.number]))
+        assert one.average_precision == pytest.approx(average_precision_score(truth[:, one.number], p[:, one.number]))
+    site = next(iter(found.clients.values()))
+    own = lines[next(iter(found.clients))]
+    for one in site.classes:
+        name = found.name(one.number)
+        if one.positives and one.threshold is not None:
+            assert one.f1 == pytest.approx(f1_score(own.truth[name], own.probability[name] >= one.threshold))
+    assert "val" in {one.source for one in site.classes}
 
 
 # Mistakes, before anything is trained.

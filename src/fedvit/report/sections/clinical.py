@@ -70,6 +70,7 @@ class _Run:
     """A run with clinical scores, its name among the others, and its tests against Local."""
 
     name: str
+    clients: Sequence[str]  # all that train
     scores: Clinical
     tests: Sequence[PairedTest]
     untested: str
@@ -106,7 +107,7 @@ def clinical(group: Group) -> ClinicalSection | None:
         if test.client == EVERYONE and (test.name == EVERY_CLASS or not one.has_overall)
     ]
     return ClinicalSection(
-        _intro(runs[0].scores),
+        _intro(runs[0].scores) + _without(runs[0]),
         RichTable("Clinical scores of every run", "run", _HEAD, [(one.name, whole_cells(one.scores)) for one in runs]),
         RichTable("Tests against Local", "run", _TEST_HEAD, tests) if tests else None,
         list(dict.fromkeys(f"{one.name}: {one.untested}" for one in runs if one.untested)),
@@ -119,7 +120,9 @@ def _run(label: str, record: Record, every: Sequence[Record], *, several: bool) 
     if record.clinical is None:
         return None
     name = f"{label}, seed {record.seed}" if several else label
-    return _Run(name, record.clinical, *against_local(record, every))
+    unseen = record.split.get("unseen", [])
+    trained = [one for one in record.split.get("clients", {}) if one not in unseen]
+    return _Run(name, trained, record.clinical, *against_local(record, every))
 
 
 def _intro(own: Clinical) -> str:
@@ -139,6 +142,12 @@ def _intro(own: Clinical) -> str:
         f"Means are over {which} classes, always the same: those of which every client tests positive and negative "
         f"images ({', '.join(shared)})."
     )
+
+
+def _without(one: _Run) -> str:
+    """Name the clients that the scores are not about, such as sites that keep theirs."""
+    missing = [client(name) for name in one.clients if name not in one.scores.clients]
+    return f" Without {', '.join(missing)}, which sent no clinical scores." if missing else ""
 
 
 # Cells.
