@@ -96,7 +96,8 @@ def read_hello(about: Mapping[str, Any]) -> Hello | Declined:
         return read_refusal(about)
     agreed = read_json(about.get("common"))
     counts = [about.get(key) for key in ("train", "test", "classes")]
-    if not isinstance(agreed, dict) or not all(map(is_count, counts)):
+    no_label = type(counts[-1]) is int and counts[-1] == 0  # where an image may have several labels, or none
+    if not isinstance(agreed, dict) or not all(map(is_count, counts[:-1] if no_label else counts)):
         raise ValueError("this is not the hello of a site")
     return Hello(site, Holding(*map(int, counts)), agreed)  # type: ignore[arg-type]
 
