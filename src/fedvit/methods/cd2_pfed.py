@@ -59,17 +59,16 @@ def _symmetric_kl(a: Tensor, b: Tensor, temperature: float, *, several_labels: b
 def two_way_loss(client: Client, private: float, weight: float, temperature: float) -> Loss:
     """Make the loss: cross-entropy, plus the disagreement of both kinds of channels as long as both exist."""
     place = {n: t.to(client.settings.device) for n, t in places(client.module, client.initial).items()}
-    names = [name for name, _ in client.module.named_parameters() if name in place]
     divergence = partial(_symmetric_kl, temperature=temperature, several_labels=client.data.several_labels)
+    names = [name for name, _ in client.module.named_parameters() if name in place]
     both = private < 1 and any(bool((place[name] >= 1 - private).any()) for name in names)
 
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
         value = client.loss(model, x, y)
         if not both:
             return value
-        outputs = []
+        now, outputs = dict(client.module.named_parameters()), []  # a private gradient has put its own there
         for keep_shared in (True, False):
-            now = dict(client.module.named_parameters())  # a private gradient puts its own in place
             masked = {name: now[name] * ((place[name] < 1 - private) == keep_shared) for name in names}
             scratch = {name: buffer.clone() for name, buffer in client.module.named_buffers()}
             outputs.append(functional_call(client.module, {**scratch, **masked}, (x,)))
