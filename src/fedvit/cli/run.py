@@ -46,7 +46,7 @@ def run(
         from fedvit.report.clinical_tables import label_table
         from fedvit.report.load import rows_in
         from fedvit.report.progress import Progress
-        from fedvit.report.tables import summary_table, time_line
+        from fedvit.report.tables import privacy_line, summary_table, time_line
         from fedvit.runs.folder import Run
         from fedvit.runs.resume import settle
         from fedvit.runs.tracking import sent_in
@@ -78,6 +78,8 @@ def run(
             out.print(summary_table(Run(folder).summary))
             if rows:
                 print_verdict(rows, folder / "sites.csv")
+            if (private := privacy_line(Run(folder).summary)) is not None:
+                out.print(private, soft_wrap=True, highlight=False)
             if settings.run.clinical:
                 shown = rows or rows_in([folder])
                 print_clinical(shown)

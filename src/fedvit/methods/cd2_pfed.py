@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedvit.core.client import Client, Predictor
+from fedvit.core.client import Client, Loss, Predictor
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Report
 from fedvit.core.server import Server
 from fedvit.core.settings import Count, Fraction, NotNegative, Positive
-from fedvit.core.training import Loss, descend
+from fedvit.core.training import descend
 from fedvit.core.tree import Tree
 from fedvit.models.channels import cut, paste, places
 
@@ -59,9 +59,9 @@ def _symmetric_kl(a: Tensor, b: Tensor, temperature: float, *, several_labels: b
 def two_way_loss(client: Client, private: float, weight: float, temperature: float) -> Loss:
     """Make the loss: cross-entropy, plus the disagreement of both kinds of channels as long as both exist."""
     place = {n: t.to(client.settings.device) for n, t in places(client.module, client.initial).items()}
-    learned = {name: p for name, p in client.module.named_parameters() if name in place}
+    names = [name for name, _ in client.module.named_parameters() if name in place]
     divergence = partial(_symmetric_kl, temperature=temperature, several_labels=client.data.several_labels)
-    both = private < 1 and any(bool((place[name] >= 1 - private).any()) for name in learned)
+    both = private < 1 and any(bool((place[name] >= 1 - private).any()) for name in names)
 
     def loss(model: Predictor, x: Tensor, y: Tensor) -> Tensor:
         value = client.loss(model, x, y)
@@ -69,7 +69,8 @@ def two_way_loss(client: Client, private: float, weight: float, temperature: flo
             return value
         outputs = []
         for keep_shared in (True, False):
-            masked = {name: p * ((place[name] < 1 - private) == keep_shared) for name, p in learned.items()}
+            now = dict(client.module.named_parameters())  # a private gradient puts its own in place
+            masked = {name: now[name] * ((place[name] < 1 - private) == keep_shared) for name in names}
             scratch = {name: buffer.clone() for name, buffer in client.module.named_buffers()}
             outputs.append(functional_call(client.module, {**scratch, **masked}, (x,)))
         return value + weight * divergence(*outputs)

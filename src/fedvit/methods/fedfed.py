@@ -111,6 +111,7 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         report=partial(report, distill_rounds=distill_rounds),
         aggregate=partial(_aggregate, distill_rounds=distill_rounds),
         views=lambda client, down: {"personal": tree.overlay(client.initial, parts(down.trees["shared"])[1])},
+        not_private="sends residuals of single images, which no noise in gradients protects",
         not_between_sites="sends residuals of training images, and their labels, to all sites: run it on one machine",
         one_label_only="draws the residuals that it shares evenly over exclusive classes",
         loss_terms=2,
