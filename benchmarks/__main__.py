@@ -20,6 +20,7 @@ from benchmarks import (
     kills,
     many_clients,
     precision,
+    privacy,
     updates,
     workers,
 )
@@ -34,6 +35,7 @@ ALL = {
     "evaluation": evaluation.results,
     "editing": editing.results,
     "precision": precision.results,
+    "privacy": privacy.results,
     "channel": channel.results,
     "checks": checks.results,
     "estimate": estimate.results,

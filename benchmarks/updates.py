@@ -20,7 +20,7 @@ from fedvit.engine.inprocess import InProcess
 from fedvit.engine.ledger import Ledger
 from fedvit.engine.loop import train_round
 
-CLIENTS, IMAGES, ROUNDS = 8, 128, 4
+CLIENTS, IMAGES, ROUNDS = 8, 128, 3
 AGGREGATES = ("mean", "median", "trimmed_mean", "krum", "multi_krum")
 
 

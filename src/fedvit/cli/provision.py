@@ -1,5 +1,6 @@
 """Command that prepares a study between sites: provision."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,6 +110,8 @@ def _set_up(
     if not labels:
         raise UserError("expected --classes NAME,NAME, or data.class_names in the experiment file")
     study = provision(experiment, names, labels, host, port, folder)
+    if os.geteuid() == 0:
+        _say("note: you are root, so the services would run as root; better use an account of their own")
     _say(
         f"server: {folder / 'server'}, for {study.address}\n"
         f"sites: {', '.join(str(folder / 'sites' / name) for name in study.sites)}, without secrets, to be sent to them\n"

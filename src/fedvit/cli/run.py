@@ -43,9 +43,10 @@ def run(
     with clear_errors(flags["debug"], flags["quiet"]), foretold(show=not flags["quiet"]):
         prepare(flags["workers"] if engine == "local" else 1)
         from fedvit.config.load import parse_sets
+        from fedvit.report.clinical_tables import label_table
         from fedvit.report.load import rows_in
         from fedvit.report.progress import Progress
-        from fedvit.report.tables import summary_table, time_line
+        from fedvit.report.tables import privacy_line, summary_table, time_line
         from fedvit.runs.folder import Run
         from fedvit.runs.resume import settle
         from fedvit.runs.tracking import sent_in
@@ -77,8 +78,14 @@ def run(
             out.print(summary_table(Run(folder).summary))
             if rows:
                 print_verdict(rows, folder / "sites.csv")
+            if (private := privacy_line(Run(folder).summary)) is not None:
+                out.print(private, soft_wrap=True, highlight=False)
             if settings.run.clinical:
-                print_clinical(rows or rows_in([folder]))
+                shown = rows or rows_in([folder])
+                print_clinical(shown)
+                own = next(row.first.clinical for row in shown if row.method == settings.method["name"])
+                if settings.data.several_labels and own is not None:
+                    out.print(label_table(own))
             out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
             out.print(f"results: {folder}\nreport: {report_at}", soft_wrap=True, highlight=False)
             show_doubts([Run(folder)], searched=by_search)

@@ -12,7 +12,7 @@ from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.plan import Plan
 from fedvit.core.robust import fewest_reports
-from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, RunSettings
+from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, PrivacySettings, RunSettings
 from fedvit.core.thresholds import parse_threshold
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of, task_of
@@ -157,6 +157,8 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             "choose fewer"
         )
     _check_choice(run, every)
+    if run.clinical is None:
+        run = run.model_copy(update={"clinical": experiment.data.several_labels})
     _check_clinical(run)
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
@@ -166,6 +168,7 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             f"train.focal_gamma is only for the loss focal and has no effect with {train.loss}: set train.loss=focal"
         )
     gamma = FOCAL_GAMMA if train.loss == "focal" and train.focal_gamma is None else train.focal_gamma
+    check_privacy(experiment)
     lr = train.lr or _default_lr(experiment, optimizer)
     return experiment.model_copy(
         update={
@@ -185,6 +188,25 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             "run": run.model_copy(update={"eval_every": every, "device": _choose_device(run)}),
         }
     )
+
+
+def check_privacy(experiment: Experiment) -> None:
+    """Refuse settings of [privacy] that contradict each other or mean nothing."""
+    privacy = experiment.privacy
+    if privacy.epsilon is not None and privacy.noise is not None:
+        raise UserError(
+            f"privacy.epsilon={privacy.epsilon:g} chooses the noise, but privacy.noise={privacy.noise:g} is given: "
+            "leave one of them out"
+        )
+    if privacy.accountant == "per_step" and privacy.noise is not None:
+        raise UserError("privacy.accountant=per_step chooses the noise from privacy.epsilon: leave privacy.noise out")
+    changed = sorted(
+        key for key in privacy.model_fields_set if getattr(privacy, key) != PrivacySettings.model_fields[key].default
+    )
+    if changed and not privacy.on:
+        raise UserError(
+            f"privacy.{changed[0]} has no effect without --epsilon or privacy.noise: give one, or leave it out"
+        )
 
 
 def _check_choice(run: RunSettings, every: int) -> None:
@@ -260,6 +282,8 @@ def _default_clip(experiment: Experiment) -> float:
 
     Split plans do not by default: their clients train with Adam, whose steps are bounded.
     """
+    if experiment.privacy.on:  # each image's gradient is clipped, and the noise is often longer than all of them
+        return 0.0
     learns_whole = _split_plan(experiment) is None
     return make_tune(experiment.tune).clip if learns_whole and not experiment.model.from_scratch else 0.0
 

@@ -267,6 +267,33 @@ class TrainSettings(Table):
     )
 
 
+class PrivacySettings(Table):
+    """Differential privacy of every training image, which is off unless epsilon or noise is set."""
+
+    unit: Literal["image"] = Field(default="image", description="What is hidden: a single training image of a client.")
+    epsilon: Positive | None = Field(
+        default=None,
+        description="Most that the whole run may reveal of an image; each client's noise follows from it.",
+    )
+    delta: Annotated[float, Number, Field(gt=0, lt=1)] = Field(
+        default=1e-5, description="Probability with which epsilon may not hold: well below one in a client's images."
+    )
+    clip: Positive = Field(default=1.0, description="Largest L2 norm of one image's gradient.")
+    noise: NotNegative | None = Field(
+        default=None,
+        description="Deviation of the noise in a batch's sum of gradients, in multiples of clip, instead of epsilon.",
+    )
+    accountant: Literal["rdp", "prv", "per_step"] = Field(
+        default="rdp",
+        description="How privacy is counted: by Renyi divergences; prv, tighter and slower; or per_step, FedPEFT's "
+        "noise, which gives every single step epsilon and has no bound of this size for the run.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.epsilon is not None or self.noise is not None
+
+
 class RunSettings(Table):
     """How the experiment is run and measured."""
 
@@ -288,16 +315,16 @@ class RunSettings(Table):
         "split learning; 0: none. The view before_finetune is the model before.",
     )
     before_after: bool = Field(default=False, description="Add two views: before and after one local training.")
-    clinical: bool = Field(
-        default=False,
+    clinical: bool | None = Field(
+        default=None,
         description="Also measure clinical scores after the last round: sensitivity, specificity, PPV, NPV, AUROC and "
-        "calibration of every class at every client (see clinical.md).",
+        "calibration of every class at every client (see clinical.md); default: for several labels per image.",
     )
     threshold: Numbers | None = Field(
         default=None,
         description="Probability from which an image is called positive: a number between 0 and 1, or youden or f1, "
-        "which choose it for every class on a client's validation images; default: youden where there are validation "
-        "images, otherwise 0.5.",
+        "which choose it for every class on a client's validation images; default: where there are validation "
+        "images youden, or f1 for several labels per image; otherwise 0.5.",
     )
     positive: str | None = Field(
         default=None, description="Class that is called positive if there are two; default: the second one."
@@ -373,6 +400,7 @@ class Experiment(Table):
     train: TrainSettings = TrainSettings()
     method: dict[str, Any] = Field(default={"name": "fedavg"}, description="The method's name, and its options.")
     tune: dict[str, Any] = Field(default={"name": "full"}, description="The tune's name, and its options.")
+    privacy: PrivacySettings = PrivacySettings()
     run: RunSettings = RunSettings()
     _own: FromPython = PrivateAttr(default_factory=FromPython)
     _made: Made = PrivateAttr(default_factory=Made)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -97,6 +98,7 @@ class WorkerPool:
                 dataset.labels,
                 device_of(worker.experiment.run.devices, number),
                 count + 1,
+                worker.private.folder if worker.private is not None else None,
             )
             process = context.Process(target=_serve_tasks, args=arguments, name=f"fedvit-{number}", daemon=True)
             process.start()
@@ -263,6 +265,7 @@ def _serve_tasks(
     labels: Any,
     device: str,
     processes: int,
+    accounts: Path | None,
 ) -> None:
     """Run a worker process: build the model once, then act as clients until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -277,9 +280,8 @@ def _serve_tasks(
                 if worker is None:
                     dataset = replace(empty, images=open_map(images), labels=labels)
                     place = torch.device(device)
-                    worker = Worker(
-                        experiment, make_net(experiment, dataset.classes, place), dataset, partition, place, processes
-                    )
+                    net = make_net(experiment, dataset.classes, place)
+                    worker = Worker(experiment, net, dataset, partition, place, processes, accounts)
                 if job.down is not None:
                     down = payload.from_bytes(rooms.down.take(job.down))
                 assert down is not None

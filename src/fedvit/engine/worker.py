@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from fedvit.core.cases import CASES, Cases, measure_cases, positive_class
 from fedvit.core.client import Client, LocalSettings, Memory, Predictor
 from fedvit.core.clinical import score_cases
 from fedvit.core.clinical_message import to_scalars
-from fedvit.core.errors import PublicError
+from fedvit.core.errors import PublicError, UserError
 from fedvit.core.metrics import pooled, score, view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, client_round
@@ -34,7 +35,9 @@ from fedvit.engine.activation_cache import (
     is_random_before,
     same_result,
 )
+from fedvit.engine.loop import choose, for_round
 from fedvit.engine.net import POOLED, Net, local_settings, window_of
+from fedvit.engine.private import Private
 from fedvit.engine.system import free_ram
 from fedvit.methods import plan_of
 from fedvit.models.build import input_size
@@ -96,7 +99,7 @@ def has_clinical(experiment: Experiment, round_: int) -> bool:
     """Return whether this round may be the last, after which clinical scores are measured if they are wanted."""
     run = experiment.run
     may_stop = run.until_accuracy is not None or run.patience is not None
-    return run.clinical and (round_ == experiment.train.rounds or may_stop)
+    return bool(run.clinical) and (round_ == experiment.train.rounds or may_stop)
 
 
 class Worker:
@@ -110,12 +113,16 @@ class Worker:
         partition: Partition,
         device: torch.device,
         processes: int = 1,
+        accounts: Path | None = None,
     ):
         self.experiment, self.net, self.partition, self.device = experiment, net, partition, device
         self.images, self.labels = image_tensors(dataset)
         self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset.classes)
         self.patients, self.positive = dataset.patients, positive_class(experiment.run.positive, dataset.class_names)
         self.activations = self.frozen_activations(processes)
+        self.private = None
+        if experiment.privacy.on and accounts is not None:
+            self.private = Private(experiment, accounts, self.rounds_of)
 
     def frozen_activations(self, processes: int) -> Activations | None:
         """Return a cache of the frozen layers' activations, or None if it gains nothing or something prevents it."""
@@ -184,9 +191,34 @@ class Worker:
 
     def train(self, name: str, down: Payload, memory: Memory) -> tuple[Payload, Memory]:
         """Do a client's part of a round; return its report and its memory afterwards."""
-        client = self.client(name, int(down.scalars["round"]), memory, window_of(down))
-        up = client_round(self.net.federated, client, down)
-        return up, client.memory
+        client, plan = self.client(name, int(down.scalars["round"]), memory, window_of(down)), self.net.federated
+        if self.private is None:
+            if self.experiment.privacy.on:
+                raise UserError("this process has no account to charge for privacy, so nothing was trained")
+            return client_round(plan, client, down), client.memory
+        client.private = used = self.private.begin(client, plan, down)
+        up = client_round(plan, client, down)
+        self.private.end(client, down, used)
+        numbers = {key: value for key, value in up.scalars.items() if key != "loss"}  # of single images, and not noised
+        return replace(up, scalars=numbers), client.memory
+
+    def check_budget(self) -> None:
+        """Raise an error if the privacy budget allows no training of the client with the fewest images."""
+        if self.private is None:
+            return
+        plan, seen = self.net.federated, self.partition.seen
+        trained = [POOLED] if plan.pooled else [name for name in seen if self.rounds_of(name)]
+        name = min(trained, key=lambda name: len(self.part(name).train))
+        down = for_round(plan.dispatch(self.net.server(seen), name), 1)
+        noise, planned = self.private.noise_of(self.client(name, 1, {}, window_of(down)), plan, down)
+        log.info("privacy: noise of %.3g times privacy.clip for %d gradients at client %s, which has the fewest images",
+                 noise, sum(planned.values()), name)  # fmt: skip
+
+    def rounds_of(self, name: str) -> int:
+        """Return in how many rounds of the run a client trains."""
+        plan, train = self.net.federated, self.experiment.train
+        clients = list(self.partition.seen)
+        return sum(name in choose(plan, clients, self.experiment, number + 1) for number in range(train.rounds))
 
     def evaluate_here(self, name: str, down: Payload, memory: Memory) -> Payload:
         """Score a client of this machine: its scores, and what `measure` knows of its test images one by one."""
@@ -227,7 +259,7 @@ class Worker:
             return {}, None
         cases = measure_cases(
             predict, client.data, self.patients, self.net.inputs, self.device,
-            parse_threshold(run.threshold or "youden"), self.positive,
+            parse_threshold(run.threshold or ("f1" if client.data.several_labels else "youden")), self.positive,
         )  # fmt: skip
         return ({}, None) if cases is None else (to_scalars(score_cases(cases, run.seed, client.id)), cases)
 

@@ -9,11 +9,10 @@ Privacy: residuals of single training images, and their labels, leave the client
 stores them, in float16 at the model's input size. The noise is fixed, no bound on what the residuals reveal is
 computed, and a residual may show its image. Do not use this method where images or labels must not leave their owner.
 
-Departs from the paper: stage 1 takes 4 rounds, not 15, to suit short runs, and its weight on reconstruction falls with
-the number of epochs trained before the round; the divergence of the code is per pixel and color; the splitter has two
-convolutions; residuals are of normalized images, without augmentation, from the mean code. The classifier of stage 2
-starts from the initial weights; until then the views show it untrained, so a run must be longer than stage 1. Stage 1
-always uses AdamW at 1e-3: train.lr and the rates of parts hold for stage 2, in which the splitter no longer learns.
+Departs from the paper: stage 1 takes 4 rounds, not 15, and its weight on reconstruction falls with the epochs trained
+before the round; the divergence of the code is per pixel and color; the splitter has two convolutions; residuals are
+of normalized images, without augmentation, from the mean code. The classifier of stage 2 starts from the initial
+weights and is shown untrained until then, so a run must be longer than stage 1, which always uses AdamW at 1e-3.
 """
 
 from collections.abc import Iterable, Iterator
@@ -112,6 +111,7 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         report=partial(report, distill_rounds=distill_rounds),
         aggregate=partial(_aggregate, distill_rounds=distill_rounds),
         views=lambda client, down: {"personal": tree.overlay(client.initial, parts(down.trees["shared"])[1])},
+        not_private="sends residuals of single images, which no noise in gradients protects",
         not_between_sites="sends residuals of training images, and their labels, to all sites: run it on one machine",
         one_label_only="draws the residuals that it shares evenly over exclusive classes",
         loss_terms=2,

@@ -129,6 +129,10 @@ def check_servable(experiment: Experiment, net: Net, sites: Sequence[str]) -> No
     check_validation(experiment, None)
     if isinstance(net.plan, SplitPlan):
         raise UserError(f"{label} is a split learning method, which runs over gRPC: use fedvit split-server")
+    if experiment.privacy.on:
+        raise UserError(
+            "differential privacy works on one machine only so far: leave [privacy] out, or run without a network"
+        )
     if net.plan.not_between_sites is not None:
         raise UserError(f"{label} {net.plan.not_between_sites}")
     check_aggregate(experiment, net, sites)

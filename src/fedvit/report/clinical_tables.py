@@ -82,6 +82,19 @@ def class_cells(one: ClassScore, within: float | None = None) -> list[str]:
     return [f"{one.positives:,}\nof {one.images:,}", cut, *rates, shown, decimal(one.brier), decimal(one.ece)]
 
 
+def label_table(found: Clinical) -> Table:
+    """Make the table of several labels per image: how well each is ranked, and F1 at the clients' thresholds."""
+    table = plain_table("labels, all clients' test images")
+    table.add_column("label", overflow="fold")
+    for name in ("positive", "AUROC", "average\nprecision", "F1"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in found.pooled.classes:
+        area = one.auroc if one.auroc is not None else found.within(one.number)
+        figures = map(decimal, (area, one.average_precision, one.f1))
+        table.add_row(escape(found.name(one.number)), f"{one.positives:,} of {one.images:,}", *figures)
+    return table
+
+
 def _macro_cells(score: SiteScore, shared: Sequence[int]) -> list[str]:
     means = macro(score, shared)
     rates = [_percent(means[name], None) for name in RATES]

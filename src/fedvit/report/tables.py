@@ -121,6 +121,18 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def privacy_line(summary: Mapping[str, Any]) -> str | None:
+    """Say what a run with differential privacy spent, and what such privacy does not cover."""
+    found = summary.get("privacy")
+    if found is None:
+        return None
+    bound = "no bound" if found["epsilon"] is None else f"epsilon {found['epsilon']:.2f}"
+    return (
+        f"privacy: {bound} at delta {found['delta']:g} for each training image, the most of any client; not covered: "
+        f"{', '.join(found['unprotected'])}"
+    )
+
+
 def kept_words(summary: Mapping[str, Any]) -> str:
     """Say which round a run has kept, why, and how it does on test images beside the last one."""
     kept = summary["kept"]

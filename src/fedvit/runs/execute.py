@@ -32,6 +32,7 @@ from fedvit.engine.loop import NOT_AGGREGATED, WITHHELD, Round, evaluate, federa
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
+from fedvit.engine.private import private_folder
 from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_split
 from fedvit.engine.system import free_ram, peak_of_all_mb, reset_peak_rss
 from fedvit.engine.transport import Transport
@@ -83,7 +84,10 @@ def run_rounds(
         check_aggregate(experiment, net, partition.seen)
         warn_of_batch(experiment, net, partition, dataset.images.shape[1:])
         workers = number_of_workers(workers, experiment, net, dataset, partition)
-        worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
+        accounts = private_folder(experiment, net, partition, folder)
+        processes = workers + 1 if workers > 1 else 1
+        worker = Worker(experiment, net, dataset, partition, device, processes, accounts)
+        worker.check_budget()
         store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))
         description = {**partition.to_json(), **about_images(dataset, partition)}
         check_tracker(experiment)

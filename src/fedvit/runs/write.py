@@ -22,6 +22,8 @@ from fedvit.engine.cost import split_costs
 from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
 from fedvit.engine.net import POOLED, Net
+from fedvit.engine.private import FOLDER as PRIVACY
+from fedvit.engine.private import spent
 from fedvit.models.build import macs_per_example
 from fedvit.runs.clinical import read_clinical, write_clinical
 from fedvit.runs.doubts import doubts
@@ -138,6 +140,10 @@ def write_summary(
 ) -> None:
     """Write summary.json, the very last file: its presence means that the run is finished."""
     views, clients, clinical = _view_summary(rows), run.clients, read_clinical(run.folder)
+    private = None
+    if experiment.privacy.on and isinstance(net.plan, Plan):
+        names = [POOLED] if net.plan.pooled else [row["client"] for row in clients if row["rounds_trained"]]
+        private = spent(experiment, net.plan, run.folder / PRIVACY, names)
     schedule = local.schedule if local else experiment.method.get("schedule")
     summary = {
         "method": experiment.method["name"],
@@ -166,7 +172,7 @@ def write_summary(
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,
         "peak_rss_mb": peak_mb,
-        "epsilon": None,
+        "epsilon": None if private is None else private["epsilon"],
         "kept": kept_summary(rows, experiment.run),
         "warnings": doubts(
             run,
@@ -176,6 +182,8 @@ def write_summary(
             keeps_own=net.memory_nbytes > 0,
         ),
     }
+    if private is not None:
+        summary["privacy"] = private
     if summary["kept"] is not None:
         write_bytes(run.folder, "kept.csv", read_scores(run.folder / "checkpoint", summary["kept"]["round"]))
     write_json(run.folder / "summary.json", summary)

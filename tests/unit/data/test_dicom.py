@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -369,3 +372,16 @@ def test_a_manifest_of_dicom_files_may_leave_patients_to_the_headers(tmp_path: P
     (root / "manifest.csv").write_text("\n".join(["path,label", *lines]))
     data = load_dataset(DataSettings(name=str(root / "manifest.csv"), cache=tmp_path / "c", patient="dicom"), 8)
     assert len(set(data.patients.tolist())) == 8  # type: ignore[union-attr]
+
+
+def test_a_pipe_among_the_files_does_not_hold_up_the_search_for_patients(tmp_path: Path) -> None:
+    from fedvit.data.dicom import patients_from_headers
+
+    os.mkfifo(tmp_path / "scan.dcm")
+    late = threading.Timer(20, lambda: os.close(os.open(tmp_path / "scan.dcm", os.O_WRONLY)))  # so that a failure ends
+    late.start()
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="finds no patient in it"):
+        patients_from_headers([tmp_path / "scan.dcm"], skip_bad=False)
+    late.cancel()
+    assert time.monotonic() - begin < 15

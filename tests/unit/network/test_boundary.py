@@ -304,6 +304,7 @@ def test_a_run_whose_scores_are_all_refused_says_so(tmp_path: Path) -> None:
         ({"run": "r", "continues": 0}, {"round": float("inf")}),
         ({"run": "r", "continues": 0}, {"round": 1.5}),
         ({"run": "r", "continues": 0}, {"round": 1.0, "rate": float("nan")}),
+        ({"run": "r", "continues": 0}, {"round": 1.0, "rate": 10**400}),
     ],
 )
 def test_an_order_that_no_server_gives_is_refused(about: dict[str, Any], numbers: dict[str, float]) -> None:

@@ -53,6 +53,14 @@ def test_a_run_learns_every_label(made: Made, tmp_path: Path) -> None:
     assert 50 < row["personal_accuracy"] <= 100
     assert row["personal_auroc"] is not None
     assert run.settings["data"]["task"] == "multi"
+    labels = run.summary["clinical"]["classes"]
+    assert [one["class"] for one in labels] == sorted(LABELS)
+    for one in labels:
+        assert one["f1"] is not None
+        assert one["average_precision"] is not None
+    found = json.loads((run.folder / "clinical.json").read_text())["clients"]["north"]["classes"]
+    assert {one["threshold_from"] for one in found} <= {"val", "default"}, "thresholds are never chosen on test"
+    assert "val" in {one["threshold_from"] for one in found}
 
 
 @pytest.mark.parametrize("method", list(METHODS))
