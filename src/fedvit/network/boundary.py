@@ -12,7 +12,7 @@ from typing import Any
 
 from fedvit.core.clinical_message import from_scalars
 from fedvit.core.errors import PublicError, one_line
-from fedvit.core.metrics import CONFUSION, score_problem
+from fedvit.core.metrics import CONFUSION, LARGEST, score_problem
 from fedvit.core.payload import CLAIMED, Payload
 from fedvit.network.payload_check import difference
 from fedvit.runs.write import Holding
@@ -169,7 +169,7 @@ def read_order(content: Payload, about: Mapping[str, Any]) -> Order:
         raise PublicError("the server's message names no round to continue from")
     if round_ is None or not 1 <= round_ <= MOST_ROUNDS or round_ != int(round_):
         raise PublicError("the server's message names no round")
-    if not all(abs(value) < math.inf for value in content.scalars.values()):  # NaN is not, either
+    if not all(abs(value) <= LARGEST for value in content.scalars.values()):  # NaN is not, either
         raise PublicError("the server's message has numbers that are not finite")
     return Order(run, int(round_), continues)
 
