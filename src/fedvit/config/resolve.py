@@ -325,6 +325,8 @@ def to_tables(experiment: Experiment) -> Tables:
     tables: Tables = experiment.model_dump(mode="json", exclude_none=True)
     for kind in ("method", "tune"):
         tables[kind] = {key: value for key, value in tables[kind].items() if value is not None}
+    if not experiment.privacy.on:
+        del tables["privacy"]
     return tables
 
 

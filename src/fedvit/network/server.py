@@ -109,10 +109,10 @@ def serve_sites(
 
 def _acceptable(loop: Iterator[Round], net: Net, federation: Federation) -> Iterator[Round]:
     """Yield rounds from which the sites would go on; end the run before it saves a round that they would refuse."""
-    agreed = {name: down_of(net, federation.sites, name, 0) for name in federation.sites}
     for done in loop:
         for name in federation.sites:
-            wrong = difference(net.federated.dispatch(done.server, name), agreed[name])
+            agreed = down_of(net, federation.sites, name, done.server.round)
+            wrong = difference(net.federated.dispatch(done.server, name), agreed)
             if wrong is not None:
                 number = done.server.round
                 raise DivergedError(

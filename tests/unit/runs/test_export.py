@@ -332,7 +332,10 @@ def test_load_model_refuses_what_it_cannot_trust(run: Run, tmp_path: Path) -> No
         "does not fit the model that it describes",
         changed(timm={"model_name": "deit_tiny_patch16_224", "num_classes": 3}),
     )
-    told("unknown model", changed(timm={"model_name": "hf-hub:someone/something", "num_classes": 3}))
+    told(
+        "cannot get hf-hub:someone/something",
+        changed(timm={"model_name": "hf-hub:someone/something", "num_classes": 3}),
+    )
     told("which is newer", changed(format=2, fedvit="9.9"))
     told("does not know", changed(classes=None))
     told("unknown plugin", changed(timm=None, plugins=[{"kind": "magic"}]))

@@ -80,7 +80,7 @@ def test_every_experiment_file_resolves(path: Path) -> None:
 @pytest.mark.parametrize("path", PUBLISHED, ids=name_of)
 def test_a_published_row_is_complete_and_says_where_it_comes_from(path: Path) -> None:
     tables, head = read_tables(path), path.read_text().splitlines()[0]
-    assert list(tables) == list(TABLES)
+    assert list(tables) == [table for table in TABLES if table != "privacy"]
     _, paper, table, _, _ = path.relative_to(ROOT).parts
     if paper == "fedpeft":  # its rows are what is tuned
         tune = {"scratch": "full", "shufflenet": "full"}.get(path.stem.partition("_x")[0], path.stem.partition("_x")[0])
