@@ -112,8 +112,8 @@ from fedvit.network.flower.records import from_records, to_records
 honest = apps.answer
 
 
-def answer(folder, told, records, task, sent):
-    found = honest(folder, told, records, task, sent)
+def answer(folder, told, records, task):
+    found = honest(folder, told, records, task)
     if told["site"] != "1" or task != "train":
         return found
     content, about = from_records(found)
