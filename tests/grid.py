@@ -12,7 +12,7 @@ from fedvit.engine.loop import Round
 from fedvit.engine.net import make_net
 from fedvit.network.flower.apps import client_app, read_app
 from fedvit.network.flower.sites import FlowerSites
-from fedvit.network.flower.template import for_trial, write_app
+from fedvit.network.flower.template import for_sites, for_trial, write_app
 from fedvit.network.server import run_name, serve_sites
 
 Told = dict[str, str]  # a node's --node-config
@@ -61,10 +61,24 @@ class Federated:
         write_app(folder / "app", experiment, self.federation, "unused")
         self.folder, self.out = folder, folder / "out"
         nodes = {
-            100 + number: {"site": name, "state": str(folder / "sites" / name), **told}
+            100 + number: {"site": name, "state": str(folder / "sites" / name), "trial": "yes", **told}
             for number, name in enumerate(self.federation.sites)
         }
         self.wires = Wires(folder / "app", nodes)
+
+    @classmethod
+    def of_folders(cls, experiment: Experiment, folder: Path, images: Mapping[str, Path], **told: str) -> "Federated":
+        """Real sites, each with its own folder or manifest of images, whose classes are ill and well."""
+        made = cls.__new__(cls)
+        experiment, made.federation = for_sites(experiment, sorted(images), ["ill", "well"])
+        made.folder, made.out = folder, folder / "out"
+        write_app(folder / "app", experiment, made.federation, "unused")
+        nodes = {
+            100 + number: {"site": name, "state": str(made.state_of(name)), "data": str(images[name]), **told}
+            for number, name in enumerate(made.federation.sites)
+        }
+        made.wires = Wires(folder / "app", nodes)
+        return made
 
     def rounds(self, *, resume: bool = False, min_sites: int = 1) -> Iterator[Round]:
         experiment, federation = read_app(self.folder / "app" / "fedvit_app")

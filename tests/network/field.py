@@ -36,7 +36,7 @@ class Field:
         if name == "superlink":
             process = stack.enter_context(superlink(self.trial, *security))
         else:
-            own = {"site": name, "state": str(self.state_of(name)), **told}
+            own = {"site": name, "state": str(self.state_of(name)), "trial": "yes", **told}
             process = stack.enter_context(supernode(self.trial, name, own, *security))
         self.stacks[name], self.processes[name] = stack, process
 

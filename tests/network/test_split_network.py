@@ -27,6 +27,7 @@ from fedvit.network.grpc.channel import (
 from fedvit.network.grpc.client import SplitClient
 from fedvit.network.grpc.identity import Identity
 from fedvit.network.site_state import SiteState
+from fedvit.runs.folder import Run
 from fedvit.split.messages import Message, pack
 from tests.conftest import finish, same_trees
 from tests.network.processes import NAMES, Authority, Site, free_address, site, wait_for
@@ -236,11 +237,15 @@ def test_a_site_has_rules_of_its_own(tmp_path: Path) -> None:
     rules.write_text('methods = ["fedv"]\ngroups = ["h", "b"]\nclass_counts = false\nlargest_message_mb = 20')
     with site(tmp_path, "fedv", {"fedround": 0}) as here:
         server = here.server()
-        clients = [here.client("0", "--policy", rules), here.client("1"), here.client("2")]
+        silent = tmp_path / "silent.toml"
+        silent.write_text('scores = "none"')
+        clients = [here.client("0", "--policy", rules), here.client("1"), here.client("2", "--policy", silent)]
         server.wait()
         for client in clients:
             client.wait()
-        assert set(json.loads((here.out / "confusion.json").read_text())) == {"1", "2"}
+        assert set(json.loads((here.out / "confusion.json").read_text())) == {"1"}
+        assert [client["client"] for client in Run(here.out).clients] == ["0", "1"]
+        assert all(set(row["losses"]) == {"0", "1"} and not row["failed"] for row in here.rows())
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def flower(
         experiment, federation = for_sites(experiment, names, labels)
         write_app(app_dir, experiment, federation, run_dir)
         out.print(
-            f"app: {app_dir}\nsites: {', '.join(federation.sites)}\nclasses: {', '.join(federation.classes)}",
+            f"app: {app_dir}\nsites: {', '.join(federation.sites)}\nclasses: {', '.join(federation.classes)}\n"
+            f"settings_sha256: {federation.hash_with(experiment)}",
             soft_wrap=True, highlight=False,
         )  # fmt: skip
 
@@ -133,7 +134,7 @@ def split_client(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="TOML file that says what may leave this client (default: everything that the method sends).",
+            help="TOML file with what the server may ask of this client and what may leave it (default: see policy.md).",
         ),
     ] = None,
     wait: Annotated[
@@ -160,4 +161,5 @@ def split_client(
             if not flags["quiet"]:
                 err.print(line, soft_wrap=True, highlight=False, markup=False)
 
-        SplitClient(settings, name, state, data, read_policy(policy)).attend(server, identity, wait=wait, said=said)
+        rules = read_policy(policy) if policy else None
+        SplitClient(settings, name, state, data, rules).attend(server, identity, wait=wait, said=said)

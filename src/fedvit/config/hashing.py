@@ -12,6 +12,13 @@ from fedvit.core.settings import Experiment
 # No result depends on these. A run may also be resumed with other values of them.
 NO_RESULT = ("data.dir", "data.cache", "run.cache_mb", "run.track")
 
+EACH_ITS_OWN = ("run.threads", "run.device")  # settings that every machine of a federation chooses for itself
+
+
+def agreed_hash(experiment: Experiment, federation: Any = None) -> str:
+    """Return the hash of what all machines of a federation have agreed to, for `settings_sha256` in a policy."""
+    return settings_hash(experiment, without=EACH_ITS_OWN, more=federation)
+
 
 def settings_hash(*experiments: Experiment | Tables, without: Iterable[str] = (), more: Any = None) -> str:
     """Return 64 hexadecimal digits that depend on every setting except NO_RESULT and those in `without`.

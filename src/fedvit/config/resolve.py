@@ -10,7 +10,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.settings import CLIP_GRAD, FOCAL_GAMMA, Experiment, FromPython, RunSettings
+from fedvit.core.robust import fewest_reports
+from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, RunSettings
 from fedvit.data.partition.split import DEFAULT_CLIENTS
 from fedvit.data.sources import sites_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
@@ -134,6 +135,13 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
         raise UserError(
             f"a cohort of {cohort} cannot be sampled from {clients} clients{never}: use --cohort {seen} or less"
         )
+    needed = fewest_reports(train.aggregate, train.byzantine)
+    if cohort < needed:
+        raise UserError(
+            f"train.aggregate={train.aggregate} with train.byzantine={train.byzantine} needs the reports of at least "
+            f"{needed} clients in a round, but train.cohort is {cohort}: sample more, or choose "
+            f"{'median or trimmed_mean' if 'krum' in train.aggregate and cohort > 2 * train.byzantine else 'mean'}"
+        )
     every = run.eval_every
     if every is None:
         every = 1 if clients <= MOST_CLIENTS_TO_EVALUATE_EVERY_ROUND else 0
@@ -201,7 +209,7 @@ def _default_clip(experiment: Experiment) -> float:
     Split plans do not by default: their clients train with Adam, whose steps are bounded.
     """
     learns_whole = _split_plan(experiment) is None
-    return CLIP_GRAD if learns_whole and not experiment.model.from_scratch else 0.0
+    return make_tune(experiment.tune).clip if learns_whole and not experiment.model.from_scratch else 0.0
 
 
 def _default_lr(experiment: Experiment, optimizer: str) -> float:

@@ -102,6 +102,23 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can open, whatever it was before."""
+    with writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Create all files and folders of this block with permissions for their owner only."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def check_writable(folder: Path) -> None:
     """Raise an error if no file can be created in this folder, which need not exist yet; call it before long work."""
     place = folder

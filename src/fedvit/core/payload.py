@@ -22,6 +22,7 @@ LONGEST_HEADER = 16_000_000
 LONGEST_NAME = 300  # of a group and a tensor together
 MOST_AXES, LONGEST_AXIS = 16, 2**40
 LARGEST_WHOLE = 2**53  # an integer beyond it is no number of ours, and may be too large for a float
+CLAIMED = "claimed"  # a number of a report: the training images that a site reported, where it counts for fewer
 ALIGNED = 16  # the first tensor starts at a multiple of this many bytes
 
 # torch warns once per process that tensors over bytes are not writable; we never write to ours.

@@ -71,17 +71,17 @@ def report_shared(client: Client, start: Tree, end: Tree) -> Payload:
 
 
 def average(server: Server, reports: Iterable[Report]) -> Server:
-    """aggregate: take the weighted mean over the sampled clients, one report at a time."""
+    """aggregate: take the mean over the sampled clients, weighted unless `train.aggregate` says otherwise."""
     if not server.shared:
         for _ in reports:
             pass
         return server
-    return replace(server, shared=tree.mean((r.weight, r.payload.trees["shared"]) for r in reports))
+    return replace(server, shared=server.combine((r.weight, r.payload.trees["shared"]) for r in reports))
 
 
-def means(reports: Iterable[Report]) -> dict[str, Tree]:
-    """Return the weighted mean of every group in the reports, in one pass."""
-    return unflatten(tree.mean((r.weight, flatten(r.payload.trees)) for r in reports))
+def means(server: Server, reports: Iterable[Report]) -> dict[str, Tree]:
+    """Return the same mean of every group in the reports."""
+    return unflatten(server.combine((r.weight, flatten(r.payload.trees)) for r in reports))
 
 
 def own_model(client: Client, down: Payload) -> Mapping[str, Tree]:
@@ -108,6 +108,7 @@ class Plan:
         trains: Who trains in each round: the sampled clients, every client, or a single owner of all data ("pooled").
         check: Raises an error if the model is unsuitable.
         choice: The layers among which each client chooses those that stay its own, if the method does this.
+        changes: The groups of a report that hold changes to what the server sent, instead of new values.
         not_between_sites: Why the method's messages must not cross a network, or None.
         remembers: For `fedvit cost`: the trees that a client keeps besides its personal weights.
         loss_terms: How many losses, each as large as a cross-entropy, the training loss sums up; 1 for FedAvg.
@@ -129,6 +130,7 @@ class Plan:
     trains: Literal["sampled", "everyone", "pooled"] = "sampled"
     check: Callable[[nn.Module, Roles], None] = lambda module, roles: None
     choice: LayerChoice | None = None
+    changes: tuple[str, ...] = ()
     not_between_sites: str | None = None
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     loss_terms: int = 1

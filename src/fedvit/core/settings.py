@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
-CLIP_GRAD = 10.0  # the default of train.clip_grad on pre-trained weights
+CLIP_GRAD = 100.0  # the default of train.clip_grad on pre-trained weights, far above their ordinary gradients
+CLIP_BIAS = 10.0  # the same for biases, whose steps are the largest: chosen on validation images (docs/results.md)
 FOCAL_GAMMA = 2.0  # the default of train.focal_gamma
 LossName = Literal["cross_entropy", "weighted", "focal", "balanced"]
 PLANNED = ("cosine", "step")  # schedules that plan their learning rates over all rounds
@@ -29,6 +30,8 @@ NotNegative = Annotated[float, Number, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Number, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Number, Field(ge=0, le=1)]  # a Share that may also be 1
 Count = Annotated[int, Number, Field(ge=1)]
+ClipUpdate = Literal["off", "auto"] | Positive
+Aggregate = Literal["mean", "median", "trimmed_mean", "krum", "multi_krum"]
 Whole = Annotated[int, Number, Field(ge=0)]
 
 
@@ -201,7 +204,7 @@ class TrainSettings(Table):
     clip_grad: NotNegative | None = Field(
         default=None,
         description="Largest L2 norm of a gradient over everything that is trained at once, 0: unlimited; default: "
-        f"{CLIP_GRAD:g} on pre-trained weights, otherwise 0.",
+        f"{CLIP_GRAD:g} on pre-trained weights, {CLIP_BIAS:g} with bias tuning, otherwise 0.",
     )
     warmup: Whole = Field(
         default=0,
@@ -232,6 +235,21 @@ class TrainSettings(Table):
     weighting: Literal["samples", "equal"] | None = Field(
         default=None,
         description="Weights of the clients in the mean: by their training images, or equal; default: the method's.",
+    )
+    clip_update: ClipUpdate = Field(
+        default="off",
+        description="Largest L2 norm of the change that a client's report makes to what it received: off, a number, or "
+        "auto, three times the median of past changes. A larger one is scaled down.",
+    )
+    aggregate: Aggregate = Field(
+        default="mean",
+        description="How the server combines reports. All but mean resist bad ones and give every client the same "
+        "weight; see robust.md.",
+    )
+    byzantine: Count = Field(
+        default=1,
+        description="Bad reports per round that train.aggregate must resist. A round needs twice as many reports "
+        "and one more (median, trimmed_mean) or three more (krum, multi_krum).",
     )
     dropout: Share = Field(default=0.0, description="Probability that a sampled client fails.")
     augment: Literal["none", "flip", "crop"] = Field(

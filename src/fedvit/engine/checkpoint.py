@@ -9,6 +9,8 @@ import json
 import logging
 from pathlib import Path
 
+import torch
+
 from fedvit.core.errors import UserError
 from fedvit.core.files import Version, write_bytes
 from fedvit.core.payload import Payload, from_bytes, to_bytes
@@ -16,11 +18,15 @@ from fedvit.core.server import Server
 from fedvit.engine.client_store import ClientStore
 
 log = logging.getLogger(__name__)
+NORMS = "update_norms"  # the lengths of past updates, for train.clip_update=auto
 
 
 def save_checkpoint(folder: Path, server: Server, store: ClientStore) -> None:
     """Commit a finished round to disk."""
-    blob = to_bytes(Payload({"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}))
+    trees = {"shared": server.shared, **{f"memory:{k}": v for k, v in server.memory.items()}}
+    if server.norms:
+        trees[NORMS] = {NORMS: torch.tensor(server.norms, dtype=torch.float64)}
+    blob = to_bytes(Payload(trees))
     version = write_bytes(folder, f"server-{server.round:06d}.safetensors", blob)
     manifest = {"round": server.round, "server": version, "clients": store.versions}
     write_bytes(folder, f"manifest-{server.round:06d}.json", json.dumps(manifest, sort_keys=True).encode())
@@ -59,7 +65,8 @@ def load_checkpoint(folder: Path, store: ClientStore, *, clean: bool = True) -> 
             current = {version["file"] for version in store.versions.values()}
             older = sorted(f"clients/{path.name}" for path in folder.glob("clients/*"))
             store.superseded = [(manifest["round"], file) for file in older if file not in current]
-        return Server(manifest["round"], dict(trees.get("shared", {})), memory)
+        norms = trees[NORMS][NORMS].tolist() if NORMS in trees else ()
+        return Server(manifest["round"], dict(trees.get("shared", {})), memory, norms=tuple(norms))
     if damage:
         raise UserError(
             f"no generation of the checkpoint in {folder} is intact ({'; '.join(damage)}): "

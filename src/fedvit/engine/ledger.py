@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -16,6 +16,7 @@ class Ledger:
     down: list[int] = field(default_factory=list)  # tensor bytes to each sampled client
     up: list[int] = field(default_factory=list)  # and from each client that answered
     losses: dict[str, float] = field(default_factory=dict)  # training loss of each client that answered
+    noted: dict[str, Any] = field(default_factory=dict)  # fields of rounds.jsonl that not every run has
     evaluation: int = 0  # tensor bytes of all evaluation messages, in both directions
     seconds: dict[str, float] = field(default_factory=dict)
     charged: float = 0.0  # seconds of the phases nested in the current one

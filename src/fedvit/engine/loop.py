@@ -9,16 +9,20 @@ from typing import Any
 
 from fedvit.core.errors import one_line
 from fedvit.core.metrics import AUROC, METRICS, over_clients
-from fedvit.core.payload import Failure, Payload
+from fedvit.core.payload import CLAIMED, Failure, Payload
 from fedvit.core.plan import Plan, Report
+from fedvit.core.robust import TooFewReportsError, combine_by
 from fedvit.core.server import Server, sample
 from fedvit.core.settings import Experiment
 from fedvit.core.tree import Tree
 from fedvit.engine.ledger import Ledger, per_client
 from fedvit.engine.net import POOLED
 from fedvit.engine.transport import Task, Transport
+from fedvit.engine.updates import Updates
 
 log = logging.getLogger(__name__)
+NOT_AGGREGATED = "not_aggregated"  # in rounds.jsonl: why the server kept its weights
+WITHHELD = "keeps its scores"  # why a client that answered has none
 _LONGEST_REASON = 200  # characters in rounds.jsonl
 _PATH = re.compile(r"(?<![\w.])(?:[A-Za-z]:)?(?:[\\/]+[^\s\\/:'\"]+){2,}")
 _KEY = re.compile(r"\b[0-9a-f]{16,}\b")  # an ID or hash, which differs from run to run
@@ -51,6 +55,7 @@ def federate(
     """Run the rounds after `server.round`, one at a time, until the last round or the requested accuracy."""
     train, run = experiment.train, experiment.run
     clients = list(transport.clients())
+    server = replace(server, combine=combine_by(train.aggregate, train.byzantine))
     for number in range(server.round + 1, train.rounds + 1):
         ledger = Ledger()
         before = server
@@ -81,7 +86,7 @@ def federate(
             "nbytes_evaluation": ledger.evaluation,
             "views": views,
         }
-        row |= reasons_for_row(failures, absences)
+        row |= ledger.noted | reasons_for_row(failures, absences)
         choices = {
             name: answer.trees["choice"]["layers"] for name, answer in answers.items() if "choice" in answer.trees
         }
@@ -137,7 +142,7 @@ def train_round(
     ledger: Ledger,
     answers: dict[str, Payload],
 ) -> tuple[Server, float | None, dict[str, str]]:
-    """Dispatch, train, and aggregate the answers as a stream. If all clients fail, the server stays as it was.
+    """Dispatch, train, and aggregate the answers as a stream. If too many clients fail, the server stays as it was.
 
     Also return the clients that failed, each with its reason.
     """
@@ -145,11 +150,14 @@ def train_round(
     losses: list[tuple[float, float]] = []
     equal = (experiment.train.weighting or plan.weighting) == "equal"
     messages = {name: for_round(plan.dispatch(server, name), number) for name in cohort}
+    updates = Updates(plan, experiment.train.clip_update, server.norms)
+    claimed: dict[str, float] = {}
     if not plan.pooled:  # the pooled client is at the server, so nothing is sent
         ledger.down = [message.nbytes for message in messages.values()]
 
     def reports() -> Iterator[Report]:
-        for name, answer in ledger.awaited("train", transport.exchange("train", messages)):
+        arriving = ledger.awaited("train", transport.exchange("train", messages))
+        for name, answer in arriving if plan.pooled else updates.bounded(arriving, messages, ledger):
             if isinstance(answer, Failure):
                 log.warning("round %d: client %s %s", number, name, answer.reason)
                 failures[name] = answer.reason
@@ -157,6 +165,8 @@ def train_round(
             if not plan.pooled:
                 ledger.up.append(answer.nbytes)
             examples = answer.scalars["examples"]
+            if CLAIMED in answer.scalars:
+                claimed[name] = answer.scalars[CLAIMED]
             if "loss" in answer.scalars:
                 losses.append((examples, answer.scalars["loss"]))
                 ledger.losses[name] = answer.scalars["loss"]
@@ -169,10 +179,18 @@ def train_round(
     stream = reports()
     first = next(stream, None)
     if first is not None:
-        server = plan.aggregate(server, itertools.chain([first], stream))
+        try:
+            server = plan.aggregate(server, itertools.chain([first], stream))
+        except TooFewReportsError as problem:
+            log.warning("round %d: %s: the server keeps its weights", number, problem)
+            ledger.noted[NOT_AGGREGATED] = str(problem)
+    with ledger.phase("updates"):
+        ledger.noted |= updates.row()
+    if claimed:
+        ledger.noted[CLAIMED] = claimed
     examples = sum(count for count, _ in losses)
     loss = sum(count * value for count, value in losses) / examples if examples else None
-    return replace(server, round=number), loss, failures
+    return replace(server, round=number, norms=updates.lengths()), loss, failures
 
 
 def evaluate(
@@ -199,6 +217,10 @@ def evaluate(
             log.warning("round %d: client %s was not evaluated: %s", number, name, answer.reason)
             if absences is not None:
                 absences[name] = answer.reason
+            continue
+        if not answer.scalars:
+            if absences is not None:
+                absences[name] = WITHHELD
             continue
         scores[name] = dict(answer.scalars)
     if not plan.pooled:

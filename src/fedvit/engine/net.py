@@ -141,6 +141,11 @@ class Net:
             self.compiled, self.window.rate, self.parts,
         )  # fmt: skip
 
+    def bare_report(self, down: Payload, round_: int) -> Payload:
+        """Return the report of a client that received this message and trained nothing."""
+        own = self.at(window_of(down))
+        return own.federated.report(replace(own.bare_client(), round=round_), own.initial, own.initial)
+
     def params(self) -> dict[str, int]:
         """Return the number of parameters by role; buffers are not parameters."""
         sizes = {name: parameter.numel() for name, parameter in self.module.named_parameters()}
@@ -269,6 +274,11 @@ def _check_split_settings(experiment: Experiment, split: SplitPlan) -> None:
             "train.weighting=samples: leave them out"
         )
     train = experiment.train
+    if train.aggregate != "mean" or train.clip_update != "off":
+        raise UserError(
+            f"{experiment.label} is split learning, where the server has no reports of a round to compare: leave "
+            "train.aggregate and train.clip_update out"
+        )
     if train.lr_classifier is not None or train.lr_plugins is not None:
         raise UserError(
             f"{experiment.label} is split learning: train.lr is the rate of the client's tail, classifier included, "

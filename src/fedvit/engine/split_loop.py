@@ -36,7 +36,7 @@ Scores = dict[str, dict[str, float]]
 class Answer:
     """The result of a client's round: its mean loss, its number of images, and the tensor bytes in both directions."""
 
-    loss: float
+    loss: float | None  # None if the client keeps it
     examples: int
     up: int
     down: int
@@ -221,7 +221,8 @@ def _split_round(
     answers, failed = done.answers, {name: done.reasons.get(name, "") for name in cohort if name in done.failed}
     ledger.down += [done.failed[name] for name in failed] + [answer.down for answer in answers.values()]
     ledger.up += [answer.up for answer in answers.values()]
-    ledger.losses = {name: answer.loss for name, answer in answers.items()}
+    losses = {name: answer.loss for name, answer in answers.items() if answer.loss is not None}
+    ledger.losses = dict(losses)
     if not answers:
         return replace(server, round=number), None, failed
     body, memory = side.end_of_round()
@@ -234,8 +235,8 @@ def _split_round(
             f"the body's weights became infinite or not a number in round {number}; try a smaller method.server_lr "
             f"(now {side.lr:g}). The last checkpoint is still good."
         )
-    examples = sum(answer.examples for answer in answers.values())
-    loss = sum(answer.examples * answer.loss for answer in answers.values()) / examples
+    examples = sum(answers[name].examples for name in losses)
+    loss = sum(answers[name].examples * value for name, value in losses.items()) / examples if losses else None
     return replace(server, round=number, shared=body, memory=memory), loss, failed
 
 

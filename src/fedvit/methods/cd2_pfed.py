@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 
-from fedvit.core import tree
 from fedvit.core.client import Client, Predictor
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, Report
@@ -90,7 +89,7 @@ def _report_channels(client: Client, start: Tree, end: Tree, ramp: Ramp) -> Payl
 
 
 def _average_channels(server: Server, reports: Iterable[Report], ramp: Ramp) -> Server:
-    mean = tree.mean((r.weight, r.payload.trees["channels"]) for r in reports)
+    mean = server.combine((r.weight, r.payload.trees["channels"]) for r in reports)
     return replace(server, shared=paste(server.shared, mean, server.memory["places"], ramp(server.round + 1)))
 
 

@@ -78,7 +78,7 @@ def _report_both(client: Client, start: Tree, end: Tree) -> Payload:
 
 
 def _raise_peak(server: Server, reports: Iterable[Report]) -> Server:
-    mean = means(reports)
+    mean = means(server, reports)
     peak = {name: torch.maximum(old, mean["second"][name]) for name, old in server.memory["second"].items()}
     return replace(server, shared=mean["shared"], memory={"second": peak})
 

@@ -94,7 +94,7 @@ def _aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) -
             memory["received"][client] = torch.tensor(server.round)
             yield weight, tree.overlay(trees["shared"], trees.get("auxiliary", {}))
 
-    mean = tree.mean(noted())
+    mean = server.combine(noted())
     if server.round >= distill_rounds:
         return replace(server, shared=tree.overlay(server.shared, mean), memory=memory)
     splitter, auxiliary = parts(mean)

@@ -70,7 +70,7 @@ def _step_both(server: Server, reports: Iterable[Report], server_lr: float) -> S
             answered.append(report.client)
             yield report
 
-    mean = means(counted())
+    mean = means(server, counted())
     part = len(answered) / len(server.clients)
     shared, old = mean["shared"], server.memory["control"]
     if server_lr != 1:
@@ -89,5 +89,6 @@ def plan(server_lr: Positive = 1.0) -> Plan:
         report=_report_change,
         aggregate=partial(_step_both, server_lr=server_lr),
         weighting="equal",
+        changes=("control",),
         remembers=lambda module, trainable: {"control": zeros(trainable)},
     )

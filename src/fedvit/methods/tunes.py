@@ -8,7 +8,7 @@ from torch import nn
 
 from fedvit.core.plan import Plugin
 from fedvit.core.roles import Selector, biases, everything, state_names
-from fedvit.core.settings import Count, Finite, Positive, Share
+from fedvit.core.settings import CLIP_BIAS, CLIP_GRAD, Count, Finite, Positive, Share
 from fedvit.models.groups import group, groups, head
 from fedvit.models.plugins.specs import Adapter, Init, Lora, Prefix, Prompt
 
@@ -21,6 +21,7 @@ class Tune:
     trainable: Selector
     lr: float  # for SGD on pre-trained weights
     build: tuple[Plugin, ...] = ()
+    clip: float = CLIP_GRAD  # the longest gradient, on pre-trained weights
 
 
 def full() -> Tune:
@@ -44,7 +45,7 @@ def bias() -> Tune:
 
     Departs from the paper: nothing. Its text does not say whether LayerNorm counts; its 0.18M weights only add up so.
     """
-    return Tune("bias", biases, 1e-2)
+    return Tune("bias", biases, 1e-2, clip=CLIP_BIAS)
 
 
 def adapter(

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedvit.core.errors import PublicError, one_line
 from fedvit.core.metrics import CONFUSION, score_problem
-from fedvit.core.payload import Payload
+from fedvit.core.payload import CLAIMED, Payload
 from fedvit.network.payload_check import difference
 from fedvit.runs.write import Holding
 
@@ -22,6 +22,7 @@ LONGEST_RUN = 100  # characters of a run's ID
 MOST_IMAGES = 10**7  # of one site
 MOST_ROUNDS = 10**7
 LARGEST_LOSS = 1e9
+KEPT_BACK = {"withheld": 1.0}  # instead of scores
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,14 @@ def read_report(up: Payload, wanted: Payload, agreed: Holding) -> Payload:
     )
     if wrong_numbers:
         raise ValueError(f"the {wrong_numbers[0]} is not a number that training gives")
-    return Payload(up.trees, {**numbers, "examples": min(examples, agreed.train)})
+    more = {CLAIMED: examples} if examples > agreed.train else {}
+    return Payload(up.trees, {**numbers, "examples": min(examples, agreed.train), **more})
 
 
 def read_scores(up: Payload, classes: int, agreed: Holding) -> Payload:
-    """Return the scores of a site that tested its model."""
+    """Return the scores of a site that tested its model, or nothing if its policy keeps them all."""
+    if not up.trees and up.scalars == KEPT_BACK:
+        return Payload()
     wrong = "scores hold no tensors" if up.trees else score_problem(up.scalars, classes)
     if wrong is not None:
         raise ValueError(wrong)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedvit.core.errors import one_line
 from fedvit.core.payload import Payload
 from fedvit.core.tree import Tree
-from fedvit.engine.net import Net, window_of
+from fedvit.engine.net import Net
 
 # No weight, statistic, activation or gradient that a useful run sends is larger, and a model still computes finite
 # numbers with weights of this size.
@@ -30,8 +30,7 @@ def down_of(net: Net, clients: Sequence[str], client: str, after: int) -> Payloa
 
 def up_of(net: Net, down: Payload, round_: int) -> Payload:
     """Return the report of a client that received `down` and trained nothing."""
-    own = net.at(window_of(down))
-    return own.federated.report(replace(own.bare_client(), round=round_), own.initial, own.initial)
+    return net.bare_report(down, round_)
 
 
 def difference(found: Payload, expected: Payload) -> str | None:

@@ -18,6 +18,7 @@ from fedvit.core.metrics import CONFUSION, pooled
 from fedvit.core.settings import Experiment
 from fedvit.core.tree import Tree
 from fedvit.data.dataset import metrics_of, wants_auroc
+from fedvit.engine.aggregate import check_aggregate
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.loop import Round, federate
 from fedvit.engine.net import Net
@@ -92,7 +93,7 @@ def serve_sites(
 ) -> Iterator[Round]:
     """Yield the rounds of a run with these sites, as `runs.execute.run_rounds` does."""
     begin = time.perf_counter()
-    check_servable(experiment, net)
+    check_servable(experiment, net, federation.sites)
     torch.set_num_threads(experiment.run.threads)
     again = resume and (folder / "run.toml").is_file()
     if again:
@@ -114,13 +115,14 @@ def serve_sites(
         at_work.finish()
 
 
-def check_servable(experiment: Experiment, net: Net) -> None:
-    """Refuse a method that cannot run over Flower between sites."""
+def check_servable(experiment: Experiment, net: Net, sites: Sequence[str]) -> None:
+    """Refuse a method that cannot run over Flower between sites, or not with these settings."""
     label = experiment.label
     if isinstance(net.plan, SplitPlan):
         raise UserError(f"{label} is a split learning method, which runs over gRPC: use fedvit split-server")
     if net.plan.not_between_sites is not None:
         raise UserError(f"{label} {net.plan.not_between_sites}")
+    check_aggregate(experiment, net, sites)
 
 
 def last_rounds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

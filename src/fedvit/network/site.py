@@ -6,6 +6,8 @@ Nothing here depends on how messages are sent. Everything that must not leave th
     states/RUN/         personal weights and other memory after the last two rounds in which the site took part
     runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation
     cache/              decoded images
+
+Only its owner can read this folder.
 """
 
 import traceback
@@ -19,11 +21,13 @@ from typing import Any
 
 import torch
 
+from fedvit.config.hashing import agreed_hash
 from fedvit.config.resolve import to_toml
 from fedvit.core import payload
 from fedvit.core.client import Memory
 from fedvit.core.errors import PublicError, UserError
-from fedvit.core.files import write_bytes, write_json, write_text
+from fedvit.core.files import make_private, write_bytes, write_json, write_text
+from fedvit.core.metrics import CONFUSION
 from fedvit.core.payload import Payload
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
@@ -36,7 +40,7 @@ from fedvit.engine.net import Net, make_net
 from fedvit.engine.worker import Worker, load_data
 from fedvit.network.handshake import common
 from fedvit.network.payload_check import difference, down_of, up_of
-from fedvit.network.policy import Policy
+from fedvit.network.policy import TRIAL, Policy
 from fedvit.network.site_state import SiteState
 from fedvit.runs.models import RECEIVED
 from fedvit.runs.write import about_images, roster_of
@@ -48,6 +52,10 @@ class Federation:
 
     sites: tuple[str, ...]  # in the order in which their reports are summed
     classes: tuple[str, ...]
+
+    def hash_with(self, experiment: Experiment) -> str:
+        """Return the hash of the whole agreement, as in a policy's settings_sha256."""
+        return agreed_hash(experiment, [list(self.sites), list(self.classes)])
 
 
 @dataclass(frozen=True)
@@ -71,12 +79,14 @@ class Site:
         folder: Path | None = None,
         policy: Policy | None = None,
     ):
-        data = experiment.data.model_copy(update={"cache": experiment.data.cache or state / "cache"})
+        self.agreed, self.settings = experiment, federation.hash_with(experiment)
+        data = experiment.data.model_copy(update={"cache": state / "cache"})
         self.experiment = experiment.model_copy(update={"data": data})
         if folder is not None:
+            check_paths(experiment)
             self.experiment = own_experiment(self.experiment, federation.classes, name, folder)
         self.federation, self.name, self.state = federation, name, state
-        self.policy, self.memories = policy or Policy(), SiteState(state / "states")
+        self.policy, self.memories = policy or (Policy() if folder else TRIAL), SiteState(state / "states")
 
     @cached_property
     def holdings(self) -> tuple[Dataset, Partition]:
@@ -109,9 +119,12 @@ class Site:
 
     def admit(self) -> None:
         """Refuse a run that the site's policy forbids; the policy may have changed since the last message."""
+        self.policy.allow(self.agreed, self.settings)
         down = down_of(self.net, self.federation.sites, self.name, 0)
-        method = str(self.experiment.method["name"])
-        self.policy.admit(self.experiment.label, method, up_of(self.net, down, 1), epsilon=None)
+        self.policy.check(up_of(self.net, down, 1))
+        _, partition = self.holdings
+        if self.name in partition.clients:
+            self.policy.allow_images(len(partition.clients[self.name].train))
 
     def recalled(self, run: str, continues: int, *, drop: bool) -> Memory:
         """Return the state of the round that the server continues from; raise PublicError if it is missing."""
@@ -126,7 +139,7 @@ class Site:
         """Train for one round from the state that the server names, and return what may leave of the report."""
         round_ = self.check(down, after=int(down.scalars["round"]) - 1)
         up, memory = self.worker.train(self.name, down, self.recalled(run, continues, drop=True))
-        up = self.policy.release(up)
+        up = self.policy.report(up)
         self.memories.put(run, round_, memory)
         return up
 
@@ -136,11 +149,14 @@ class Site:
         memory = self.recalled(run, continues, drop=False)
         scores = self.worker.evaluate(self.name, down, memory)
         self.keep_model(run, round_, down, memory)
+        if self.policy.scores != "full":
+            note(self.state, self.name, f"round {round_}: {in_words(scores)}")
         return self.policy.release(scores)
 
     def check(self, down: Payload, after: int) -> int:
         """Refuse a run that the policy forbids, or a message that the plan would not send; return the round."""
         self.admit()
+        self.policy.allow_round(int(down.scalars["round"]))
         agreed = down_of(self.net, self.federation.sites, self.name, after)
         wrong = difference(down, agreed)
         if wrong is None and {**agreed.scalars, "round": down.scalars["round"]} != down.scalars:
@@ -167,6 +183,15 @@ class Site:
                 path.unlink()
 
 
+def check_paths(experiment: Experiment) -> None:
+    """Refuse an experiment from elsewhere that names weights outside the site's data folder."""
+    weights = experiment.model.weights
+    if weights is not None and (weights.is_absolute() or ".." in weights.parts):
+        raise PublicError(
+            "model.weights must name a file inside the data folder of each site, without a leading / and without .."
+        )
+
+
 def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, folder: Path) -> Experiment:
     """Return the experiment of a site with its own folder or manifest of images: a federation of one client."""
     if not folder.is_dir() and not (is_manifest(folder) and folder.is_file()):
@@ -181,6 +206,11 @@ def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, fo
             "train": experiment.train.model_copy(update={"cohort": 1}),
         }
     )
+
+
+def in_words(scores: Payload) -> str:
+    """Write a site's scores for its own log."""
+    return ", ".join(f"{key} {value:.4g}" for key, value in scores.scalars.items() if f"_{CONFUSION}_" not in key)
 
 
 def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:
@@ -201,7 +231,7 @@ def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:
 
 def note(state: Path, name: str, text: str) -> None:
     """Append a line to the site's own log; if that fails, drop the text, because it must not go anywhere else."""
-    with suppress(OSError):
-        state.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError, UserError):
+        make_private(state)
         with (state / "log.txt").open("a") as stream:
             stream.write(f"{datetime.now().isoformat(timespec='seconds')} {name}: {text}\n")

@@ -21,6 +21,7 @@ from fedvit.report.sections.settings import commands, settings
 from fedvit.report.sections.sites import sites
 from fedvit.report.sections.table import table
 from fedvit.report.sections.times import times
+from fedvit.report.sections.updates import updates
 from fedvit.report.statistics import Row
 
 _MARK = b'<meta name="generator" content="fedvit">'  # page.html.j2 writes it; it marks a file that we may overwrite
@@ -34,6 +35,7 @@ _SECTIONS: Sequence[tuple[str, str, str, Callable[[Group], object]]] = (
     ("gains", "Gain of every client over Local", "gains", gains),
     ("clients", "Every client", "clients", clients),
     ("missing", "Who was missing", "missing", missing),
+    ("updates", "Updates by site", "updates", updates),
     ("split", "Who owns what", "partition", partition),
     ("time", "Where the time went", "times", times),
     ("settings", "Settings", "settings", settings),

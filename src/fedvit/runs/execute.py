@@ -21,12 +21,13 @@ from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Partition
+from fedvit.engine.aggregate import check_aggregate
 from fedvit.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.estimate import log_estimate
 from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger
-from fedvit.engine.loop import Round, evaluate, federate, reached, summarize
+from fedvit.engine.loop import NOT_AGGREGATED, WITHHELD, Round, evaluate, federate, reached, summarize
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
@@ -75,6 +76,7 @@ def run_rounds(
         dataset, partition = load_data(experiment, dataset)
         reading = time.perf_counter() - begin
         net = make_net(experiment, dataset.classes, device)
+        check_aggregate(experiment, net, partition.seen)
         warn_of_batch(experiment, net, partition, dataset.images.shape[1:])
         workers = number_of_workers(workers, experiment, net, dataset, partition)
         worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
@@ -171,7 +173,8 @@ class RunInProgress:
 
     def finish(self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None) -> None:
         """Write summary.json; its memory is that of this process and all that it started, which still exist."""
-        if not any(row["views"] for row in self.past.rows):
+        absent = [text for row in self.past.rows for text in row.get("failures_evaluation", {}).values()]
+        if not any(row["views"] for row in self.past.rows) and set(absent) != {WITHHELD}:
             raise UserError(
                 f"no client could be evaluated, so {self.folder} has no result; its log and rounds.jsonl say why. With "
                 "more --rounds, --resume continues it"
@@ -190,7 +193,8 @@ def check_progress(rows: Sequence[Mapping[str, Any]], rounds: int) -> None:
     last = rows[-min(STALLED, rounds) :]
     if len(last) < min(STALLED, rounds) or not all(_all_failed(row) for row in last):
         return
-    reasons = "; ".join(f"{name} {text}" for name, text in rows[-1].get("failures", {}).items())
+    told = [rows[-1].get(NOT_AGGREGATED), *(f"{name} {text}" for name, text in rows[-1].get("failures", {}).items())]
+    reasons = "; ".join(text for text in told if text)
     raise UserError(
         f"no client has trained in {len(last)} rounds, most recently because: {reasons}. The run is saved up to round "
         f"{rows[-1]['round'] - 1}; correct the cause, then continue it with --resume"
@@ -198,8 +202,10 @@ def check_progress(rows: Sequence[Mapping[str, Any]], rounds: int) -> None:
 
 
 def _all_failed(row: Mapping[str, Any]) -> bool:
-    """Return whether all clients of a round failed, and not only because train.dropout made them."""
+    """Return whether no report of a round counted, and not only because train.dropout made clients fail."""
     reasons = [text for name, text in row.get("failures", {}).items() if text != DROPPED]
+    if NOT_AGGREGATED in row:
+        return bool(reasons) or not row["failed"]
     return bool(reasons) and len(row["failed"]) == len(row["cohort"])
 
 

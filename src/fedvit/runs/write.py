@@ -4,7 +4,7 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fedvit.engine.net import POOLED, Net
 from fedvit.models.build import macs_per_example
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.updates import about_updates
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def write_summary(
         "model": experiment.model.name,
         "data": experiment.data.name,
         "partition": experiment.partition.name,
-        "clients": len(clients),
+        "clients": len(clients) or experiment.partition.clients,  # no client is listed if all keep their scores
         "cohort": experiment.train.cohort,
         "rounds": rows[-1]["round"],
         "seed": experiment.run.seed,
@@ -153,6 +154,7 @@ def write_summary(
         "nbytes": nbytes_per_client(rows),
         "nbytes_run": nbytes_of_run(rows),
         "layers": _layers_chosen_from(net),
+        "updates": {name: asdict(one) for name, one in about_updates(rows).items()} or None,
         "macs_per_example": macs_per_example(net.module, net.inputs.size),
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,
@@ -245,7 +247,7 @@ def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]
     """Return every view after the last round, and its best round, which papers like to report: never the headline."""
     evaluated = [row for row in rows if row["views"] is not None]
     views = {}
-    for name, last in evaluated[-1]["views"].items():
+    for name, last in evaluated[-1]["views"].items() if evaluated else ():
         had = [row for row in evaluated if row["views"].get(name, {}).get("mean") is not None]
         best = max(had or evaluated[-1:], key=lambda row: row["views"][name]["mean"])
         views[name] = {**last, "best_round": best["views"][name]["mean"], "best_round_number": best["round"]}

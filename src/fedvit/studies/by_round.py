@@ -6,7 +6,7 @@ from fedvit.runs.folder import Run
 from fedvit.studies.rows import mean_of
 
 NEAR = 0.5  # points below the best round at which PFedEdit's Table 7 may count a run as converged; it does not say
-PHASES = ("train", "aggregate")  # those of a round that are the method's
+PHASES = ("train", "updates", "aggregate")  # those of a round that are the method's
 
 
 def best_micro(runs: Sequence[Run], view: str) -> dict[str, float]:

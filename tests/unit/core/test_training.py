@@ -12,7 +12,7 @@ from fedvit.config.load import load_experiment, read_tables
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.plan import client_round
-from fedvit.core.settings import CLIP_GRAD, FromPython
+from fedvit.core.settings import CLIP_BIAS, CLIP_GRAD, FromPython
 from fedvit.core.training import clip_, clipped
 from fedvit.engine.net import local_settings, make_net, parts_of
 from fedvit.methods import METHODS
@@ -91,9 +91,9 @@ def trained(sets: dict[str, Any], folder: Path) -> Run:
     return Run(finish(tiny(sets=sets), folder))
 
 
-def one_visit(label: str, sets: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+def one_visit(label: str, sets: dict[str, Any], folder: Path, **flags: Any) -> dict[str, torch.Tensor]:
     """What one client sends after its first training, and the model that it is tested with."""
-    bench = Bench(tiny(label, {"lr": 0.002, **sets}), folder)
+    bench = Bench(tiny(label, {"lr": 0.002, **sets}, **flags), folder)
     name = bench.split.seen[0]
     payload = bench.net.plan.dispatch(bench.server, name)
     payload = replace(payload, scalars={**payload.scalars, "round": 1.0})
@@ -173,14 +173,27 @@ def test_a_diverging_run_survives_with_clipping(tmp_path: Path) -> None:
     assert run.rounds[-1]["loss"] < np.log(10) + 0.3, "about as good as a guess among ten classes"
 
 
+LIMITS = ({"clip_grad": 0}, {"clip_grad": 10})
 PRETRAINED = {"model": "vit_tiny_patch16_224", "image_size": 64, "pretrained": True, "patch_size": None}
 
 
 def test_clipping_is_on_for_pretrained_weights_alone() -> None:
     assert tiny().train.clip_grad == 0
     assert tiny(**PRETRAINED).train.clip_grad == CLIP_GRAD
+    assert tiny("fedavg+norm,attn", **PRETRAINED).train.clip_grad == CLIP_GRAD
+    assert tiny("fedper+bias", **PRETRAINED).train.clip_grad == CLIP_BIAS
     assert tiny(sets={"clip_grad": 0}, **PRETRAINED).train.clip_grad == 0
     assert tiny("fedv", **PRETRAINED).train.clip_grad == 0
+
+
+def test_ordinary_gradients_of_full_tuning_are_below_the_default_limit(shared_data: Path, tmp_path: Path) -> None:
+    """A limit of 10, which suits biases, would shorten every one of them and slow training down."""
+    flags = PRETRAINED | {"pretrained": None, "weights": shared_data / "vit_tiny_patch16_224.fp16.safetensors"}
+    flags |= {"data": "cifar100_small", "data_dir": shared_data, "samples": 200, "clients": 2, "epochs": 1}
+    sets = {"optimizer": "sgd", "lr": 0.005, "momentum": 0.9}
+    chosen, off, low = (one_visit("fedavg", {**sets, **own}, tmp_path, **flags) for own in ({}, *LIMITS))
+    assert same_trees(chosen, off)
+    assert not same_trees(low, off)
 
 
 def test_a_run_from_before_there_was_clipping_goes_on_without(tmp_path: Path) -> None:

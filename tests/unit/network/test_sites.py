@@ -14,7 +14,6 @@ import pytest
 import torch
 from click.testing import Result
 from flwr.app import Array, ArrayRecord, Message, RecordDict
-from PIL import Image
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -471,7 +470,7 @@ def test_a_site_that_restarts_before_the_first_round_is_taken_by_its_new_node(tm
 
 def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
-    federated.wires.nodes[999] = {"site": "stranger", "state": str(tmp_path / "stranger")}
+    federated.wires.nodes[999] = {"site": "stranger", "state": str(tmp_path / "stranger"), "trial": "yes"}
     with pytest.raises(UserError, match="site stranger does not take part"):
         federated.finish()
 
@@ -638,25 +637,11 @@ def test_a_state_folder_that_cannot_be_written_is_not_told_elsewhere(tmp_path: P
     (tmp_path / "sites").mkdir()
     federated.state_of("0").write_text("a file where a folder should be")
     about = pushed(federated, "train", "x")
-    assert about["code"] == "failed"
+    assert about["code"] == "mistake"
     assert str(tmp_path) not in str(about)
 
 
 # Real sites.
-
-
-@pytest.fixture
-def sites_folder(tmp_path: Path) -> Path:
-    """Two hospitals with a folder each, small noisy images of two brightnesses."""
-    rng = np.random.default_rng(0)
-    for name, count in (("north", 14), ("south", 10)):
-        for label, bright in (("ill", 150), ("well", 60)):
-            folder = tmp_path / "all" / name / label
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = np.clip(rng.normal(bright, 30, (16, 16, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png")
-    return tmp_path / "all"
 
 
 def write_manifests(root: Path) -> None:
@@ -674,9 +659,6 @@ def write_manifests(root: Path) -> None:
 def test_sites_with_folders_of_their_own_end_as_one_process_with_all_of_them(
     method: str, manifest: str, sites_folder: Path, tmp_path: Path
 ) -> None:
-    from fedvit.network.flower.template import for_sites, write_app
-    from tests.grid import Wires
-
     flags = {"method": method, "rounds": 2, "epochs": 1, "image_size": 16, "patch_size": 4}
     held = {"data.val": 0.2} if manifest else {}
     cache = {"data.cache": str(tmp_path / "cache"), **held}
@@ -684,15 +666,8 @@ def test_sites_with_folders_of_their_own_end_as_one_process_with_all_of_them(
     write_manifests(sites_folder)
     alone = finish(load_experiment(None, cache, {**flags, "data": everything}), tmp_path / "alone")
 
-    experiment, federation = for_sites(load_experiment(None, held, flags), ["south", "north"], ["ill", "well"])
-    federated = Federated.__new__(Federated)
-    federated.federation, federated.folder, federated.out = federation, tmp_path, tmp_path / "out"
-    write_app(tmp_path / "app", experiment, federation, "unused")
-    nodes = {
-        100 + n: {"site": name, "state": str(tmp_path / "sites" / name), "data": str(sites_folder / name / manifest)}
-        for n, name in enumerate(federation.sites)
-    }
-    federated.wires = Wires(tmp_path / "app", nodes)
+    images = {path.name: path / manifest for path in sites_folder.iterdir()}
+    federated = Federated.of_folders(load_experiment(None, held, flags), tmp_path, images)
     federated.finish(min_sites=2)
     assert server_files(federated.out) == server_files(alone)
     assert states(federated) == memories(alone)

@@ -16,13 +16,14 @@ from flwr.serverapp import Grid, ServerApp
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import resolve
 from fedvit.core.errors import UserError
+from fedvit.core.files import make_private, private_files
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import make_net
 from fedvit.network.boundary import read_order
 from fedvit.network.flower.records import from_records, to_records
 from fedvit.network.flower.sites import FlowerSites
-from fedvit.network.policy import read_policy
+from fedvit.network.policy import Policy, described, read_policy
 from fedvit.network.server import only_server, run_name, serve_sites, tell_errors
 from fedvit.network.site import Federation, Refusal, Site, guarded, note
 
@@ -34,6 +35,7 @@ def read_app(folder: Path, data_dir: str | None = None, threads: str | None = No
     agreed = tomllib.loads((folder / "federation.toml").read_text())
     federation = Federation(tuple(agreed["sites"]), tuple(agreed["classes"]))
     tables = read_tables(folder / "experiment.toml")
+    tables["data"].pop("dir", None)  # no one but this machine says where its files are
     if data_dir:
         tables["data"]["dir"] = data_dir
     if threads:
@@ -107,7 +109,8 @@ def answered(folder: Path, message: Message, context: Context, task: str) -> Mes
         found: Any = Refusal("mistake", "--node-config must contain site= and state=")
     else:
         state, sent = Path(told["state"]), message.metadata.created_at
-        found = guarded(state, name, task, lambda: answer(folder, told, message.content, task, sent))
+        with private_files():
+            found = guarded(state, name, task, lambda: answer(folder, told, message.content, task, sent))
     if isinstance(found, Refusal):
         log.warning("site %s: %s: %s: %s", name, task, found.code, found.text)  # in the SuperNode's output
         found = to_records(Payload(), {"code": found.code, "text": found.text, "site": name})
@@ -116,7 +119,7 @@ def answered(folder: Path, message: Message, context: Context, task: str) -> Mes
 
 def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
     """Answer one message under a lock, because Flower starts a process per message and does not wait for the last."""
-    Path(told["state"]).mkdir(parents=True, exist_ok=True)
+    make_private(Path(told["state"]))
     with FileLock(Path(told["state"]) / "lock"):
         return _answer_alone(folder, told, records, task, sent)
 
@@ -127,15 +130,20 @@ def _answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, ta
     note(Path(told["state"]), told["site"], task if order is None else f"round {order.round}: {task}")
     experiment, federation = read_app(folder, told.get("data-dir"), told.get("threads"))
     own, rules = told.get("data"), told.get("policy")
+    if not own and told.get("trial") != "yes":
+        raise UserError("--node-config must contain data=, the folder or manifest of this site's images")
     site = Site(
         experiment,
         federation,
         told["site"],
         Path(told["state"]),
         folder=Path(own) if own else None,
-        policy=read_policy(Path(rules) if rules else None),
+        policy=read_policy(Path(rules)) if rules else None,
     )
     if order is None:
+        if own and not rules:
+            note(site.state, site.name, described(Policy()))
+            log.warning("site %s: %s", site.name, described(Policy()))
         found = site.hello()
         return to_records(Payload(), {**found, "common": json.dumps(found["common"])})
     site.memories.advance(order.run, sent)

@@ -98,7 +98,7 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
     need_flower()
     experiment, federation, dataset, partition = for_trial(experiment)
     net = make_net(experiment, dataset.classes, torch.device("cpu"))
-    check_servable(experiment, net)
+    check_servable(experiment, net, federation.sites)
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     trial = Trial(folder, free_port())
@@ -113,6 +113,7 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
         processes = {"superlink": stack.enter_context(superlink(trial))}
         for name in federation.sites:
             told = {"site": name, "state": str(folder / "sites" / quote(name, safe="")), "data-dir": data_dir}
+            told["trial"] = "yes"  # it acts as a client of the experiment's own data
             processes[node_name(name)] = stack.enter_context(supernode(trial, name, told))
         start = {"resume": resume, "data-dir": data_dir, "at-once": _at_once(len(federation.sites))}
         old = (folder / "summary.json").read_bytes() if Run(folder).finished else None  # of a run that is extended

@@ -243,10 +243,10 @@ class Checks:
             wanted[f"{group}/scale"] = torch.float32, (*shape[:-1], 1)
         return wanted
 
-    def check_scores(self, scores: Mapping[str, float], agreed: Holding) -> None:
-        """Check the scores that a client with these images reports, which have only the view personal."""
+    def check_scores(self, scores: Mapping[str, float], agreed: Holding) -> Mapping[str, float]:
+        """Return the scores that a client with these images reports, which have only the view personal."""
         try:
-            read_scores(Payload(scalars=scores), self.classes, agreed)
+            found = read_scores(Payload(scalars=scores), self.classes, agreed).scalars
         except ValueError as problem:
             raise GarbageError(str(problem)) from problem
         strange = [
@@ -254,6 +254,7 @@ class Checks:
         ]
         if strange:
             raise GarbageError(f"no score is called {one_line(strange[0], 60)!r}")
+        return found
 
 
 def _all_numbers(numbers: Mapping[str, float]) -> bool:

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedvit.config.hashing import agreed_hash
 from fedvit.core import tree
 from fedvit.core.client import Memory
 from fedvit.core.errors import PublicError, UserError, nearest, one_line
+from fedvit.core.files import make_private, private_files
 from fedvit.core.metrics import view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
@@ -26,7 +28,7 @@ from fedvit.network.grpc.channel import Connection, GarbageError, LateError, Los
 from fedvit.network.grpc.checks import AnswerError, Checks
 from fedvit.network.grpc.identity import Identity
 from fedvit.network.handshake import common
-from fedvit.network.policy import Policy
+from fedvit.network.policy import TRIAL, Policy, PolicyError, described
 from fedvit.network.site import own_experiment
 from fedvit.network.site_state import SiteState
 from fedvit.runs.execute import run_log, starting_command
@@ -51,8 +53,12 @@ class SplitClient:
         policy: Policy | None = None,
     ):
         torch.set_num_threads(experiment.run.threads)
-        self.experiment, self.name, self.folder, self.policy = experiment, name, state, policy or Policy()
-        dataset, split = site_data(experiment, name, folder, state) if folder else load_data(experiment)
+        self.experiment, self.name, self.folder = experiment, name, state
+        self.policy = policy or (Policy() if folder else TRIAL)
+        self.explained = described(self.policy) if folder and policy is None else None
+        make_private(state)
+        with private_files():
+            dataset, split = site_data(experiment, name, folder, state) if folder else load_data(experiment)
         if name not in split.clients:
             raise UserError(f"the experiment's data has no client {name!r}; {nearest(name, split.clients)}")
         device = torch.device(experiment.run.devices[0])
@@ -78,10 +84,12 @@ class SplitClient:
         self, address: str, identity: Identity | None, *, wait: float = 60.0, said: Callable[[str], None] = log.info
     ) -> None:
         """Work for the server until it says that the run is finished; reconnect if the connection is lost."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with run_log() as log_to:
+        make_private(self.folder)
+        with private_files(), run_log() as log_to:
             log_to(self.folder / "log.txt")
             log.info("%s %s", STARTED, starting_command())
+            if self.explained:
+                log.warning("%s", self.explained)
             seen, connected = time.monotonic(), False
             while True:
                 connection = Connection(address, identity)
@@ -105,9 +113,10 @@ class SplitClient:
 
     def check_policy(self) -> None:
         """Refuse, before anything is sent, a run whose messages the policy forbids."""
-        method = str(self.experiment.method["name"])
+        self.policy.allow(self.experiment, agreed_hash(self.experiment))
+        self.policy.allow_images(self.hello["train"])
         for payload in self.checks.largest(self.hello["train"], self.hello["test"]):
-            self.policy.admit(self.experiment.label, method, payload, epsilon=None)
+            self.policy.check(payload)
 
     def work(self, connection: Connection, said: Callable[[str], None]) -> bool:
         """Do the tasks of one connection; return True if the run is finished, and False if the connection broke."""
@@ -134,6 +143,9 @@ class SplitClient:
                     log.warning("round %d: dropped from %s: %s", task.round, task.kind, problem)
                 except GarbageError as problem:
                     log.error("round %d: the server rejected our message: %s", task.round, problem)
+                except PolicyError as problem:
+                    log.error("round %d: refused: %s", task.round, problem)
+                    self.give_up(connection, task)
                 except AnswerError as problem:
                     log.error("round %d: cannot use the server's message: %s", task.round, problem)
                     self.give_up(connection, task)
@@ -153,13 +165,14 @@ class SplitClient:
         if task.kind not in ("train", "receive", "evaluate"):
             raise UserError(f"the server sent a task {task.kind[:40]!r} that this version does not know")
         self.checks.check_task(task)
+        self.policy.allow_round(task.round)
         after = int(task.payload.scalars["continues"])
         memory = self.recalled(run, after)
         log.info("round %d: %s", task.round, task.kind)
         door = _CheckedChannel(connection, self.policy, self.checks)
         match task.kind:
             case "train":
-                found: Mapping[str, float] = self.train(door, task, memory)
+                found: Mapping[str, float] = self.policy.report(Payload(scalars=self.train(door, task, memory))).scalars
                 self.state.put(run, task.round, memory)
             case "receive":
                 own = memory["personal"]
@@ -215,7 +228,7 @@ class _CheckedChannel:
 
     def call(self, request: bytes) -> bytes:
         message = Message.from_bytes(request)
-        self.policy.release(message.payload)
+        self.policy.check(message.payload)
         if "h" in message.payload.trees:
             self.images = len(message.payload.trees["h"]["x"])
         answer = self.connection.call(request)

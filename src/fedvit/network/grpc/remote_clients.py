@@ -12,6 +12,7 @@ from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.core.tree import Tree
 from fedvit.engine.inprocess import DROPPED, drops_out
+from fedvit.engine.loop import WITHHELD
 from fedvit.engine.split_loop import Answer, Scores, Trained, order
 from fedvit.network.grpc.channel import (
     Event,
@@ -141,7 +142,7 @@ class RemoteClients:
             work = desk.ended[name]
             assert work.result is not None
             examples = int(work.session.hello["train"])
-            done.answers[name] = Answer(work.result["loss"], examples, work.up, work.down)
+            done.answers[name] = Answer(work.result.get("loss"), examples, work.up, work.down)
         self.finished_now = list(done.answers)
         return done
 
@@ -159,6 +160,8 @@ class RemoteClients:
         self.work(desk, names)
         works = [*desk.ended.values()]
         scores = {name: dict(desk.ended[name].result or {}) for name in names if name in desk.ended}
+        desk.reasons |= {name: WITHHELD for name, found in scores.items() if not found}
+        scores = {name: found for name, found in scores.items() if found}
         return scores, sum(work.up + work.down for work in works)
 
     def absences(self, number: int) -> Mapping[str, str]:
@@ -280,11 +283,11 @@ class RemoteClients:
             owed = desk.average and bool(self.checks.own) and name not in desk.side.ends
             if not work.progress.complete or owed:
                 raise GarbageError("the end of a round arrived before its last message")
-            if set(numbers) != {"loss"} or not abs(numbers["loss"]) <= LARGEST_LOSS:
-                raise GarbageError("expected the mean loss, a finite number")
+            if set(numbers) - {"loss"} or not abs(numbers.get("loss", 0)) <= LARGEST_LOSS:
+                raise GarbageError("expected the mean loss, a finite number, or nothing")
             desk.side.finish(name)
         if desk.kind == "evaluate":
-            self.checks.check_scores(numbers, holding_of(work.session))
+            numbers = self.checks.check_scores(numbers, holding_of(work.session))
         work.result = {key: float(value) for key, value in numbers.items()}
         desk.ended[name] = desk.active.pop(name)
         self.open_barrier()

@@ -7,7 +7,7 @@ from fedvit.report.sections.parts import Figure, Group, Line, Table
 from fedvit.report.statistics import mean
 from fedvit.report.units import duration
 
-_PHASES = ("set up", "data", "train", "aggregate", "store", "evaluate", "checkpoint")
+_PHASES = ("set up", "data", "train", "updates", "aggregate", "store", "evaluate", "checkpoint")
 
 
 @dataclass(frozen=True)
