@@ -69,6 +69,9 @@ SMALLER = stack_tables([TINY, {"model": {"image_size": 48}}])
 # further. All other rules stayed: what the sixth try says about digits, PneumoniaMNIST and CIFAR-100 (47 steps, which
 # is not few) holds for them, and CIFAR-100 had not been looked at when the rule was changed. The seventh try judges the
 # changed rule, on Office-Caltech, with new seeds and another partition.
+#
+# Before the seventh try ran, the default limit of gradients under full tuning rose from 10 to 100. So CIFAR-100 of the
+# sixth try, which had held, ran again with it ("again"); its other settings did not.
 HELD_OUT: dict[str, dict[str, Tables]] = {
     "first": {
         "pneumonia, dirichlet 0.2": stack_tables([TINY, {
@@ -170,9 +173,11 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
 
 # What judges the present rules: for each dataset the last try whose rules for it are the present ones. advice.json has
 # all tries, whether they hold or miss.
+HELD_OUT["again"] = {"cifar100, dirichlet 0.15": HELD_OUT["sixth"]["cifar100, dirichlet 0.15"]}
 PRESENT = {
-    "sixth": ("digits, dirichlet 0.6", "pneumonia, dirichlet 0.6", "cifar100, dirichlet 0.15"),
+    "sixth": ("digits, dirichlet 0.6", "pneumonia, dirichlet 0.6"),
     "seventh": tuple(HELD_OUT["seventh"]),
+    "again": tuple(HELD_OUT["again"]),
 }
 SEEDS = {  # settings that are judged by the mean over several seeds
     "pneumonia, dirichlet 0.3": (31, 32),
