@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+EXTRAS := .venv-extras
 
-.PHONY: demo test test-other-processor test-network lint check format docs bench package clean
+.PHONY: demo test test-other-processor test-network test-extras lint check format docs bench fuzz package clean
 
 demo: $(STAMP)
 	$(BIN)/fedvit compare local fedavg fedper fedperfix
@@ -14,6 +15,17 @@ test: $(STAMP)
 
 test-network: $(STAMP)
 	timeout 3000 $(BIN)/pytest -n auto -rR tests/network
+
+# Packages too heavy for .venv, or at odds with it, are tried in an environment of their own, on top of .venv's packages.
+test-extras: $(EXTRAS)/.installed
+	$(EXTRAS)/bin/python -m pytest tests/extras
+
+$(EXTRAS)/.installed: $(STAMP)
+	$(PYTHON) -m venv --clear $(EXTRAS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > $$($(EXTRAS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth
+	$(EXTRAS)/bin/pip install --quiet --disable-pip-version-check --editable ".[mlflow,wandb]"
+	touch $@
 
 # Other instructions round differently, as other processors do: what must hold up to rounding is tried with them too.
 test-other-processor: $(STAMP)
@@ -37,6 +49,10 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+# A million changed messages and files for every decoder: hours.
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz
+
 package: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
@@ -47,4 +63,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(EXTRAS) build dist site .mypy_cache .ruff_cache .pytest_cache

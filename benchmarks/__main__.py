@@ -8,15 +8,20 @@ import sys
 from benchmarks import (
     advice,
     backbones,
+    bad_site,
     channel,
+    checks,
     editing,
     estimate,
     evaluation,
     federation,
     frozen,
     images,
+    kills,
     many_clients,
     precision,
+    privacy,
+    updates,
     workers,
 )
 from benchmarks.common import show
@@ -30,11 +35,14 @@ ALL = {
     "evaluation": evaluation.results,
     "editing": editing.results,
     "precision": precision.results,
+    "privacy": privacy.results,
     "channel": channel.results,
+    "checks": checks.results,
     "estimate": estimate.results,
     "backbones": backbones.results,
+    "updates": updates.results,
 }
-ON_REQUEST = {"advice": advice.results}
+ON_REQUEST = {"advice": advice.results, "bad_site": bad_site.results, "kills": kills.results}
 
 if __name__ == "__main__":
     known = {**ALL, **ON_REQUEST}

@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 def serve(folder: Path, *, safe: bool) -> None:
     """Print the port to standard output and echo messages until standard input ends."""
     identity = Identity(folder / "cert.pem", folder / "key.pem", folder / "cert.pem") if safe else None
-    listener = Listener("localhost:0", identity, lambda hello: None, {}, clients=1)
+    listener = Listener("localhost:0", identity, lambda hello: None, {"run": "echo"}, clients=1)
     print(listener.port, flush=True)
     threading.Thread(target=lambda: (sys.stdin.read(), listener.events.put(None)), daemon=True).start()  # type: ignore[arg-type, func-returns-value]
     while True:

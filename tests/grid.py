@@ -7,6 +7,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedvit.core.client import Memory
 from fedvit.core.settings import Experiment
 from fedvit.engine.loop import Round
 from fedvit.engine.net import make_net
@@ -14,8 +15,14 @@ from fedvit.network.flower.apps import client_app, read_app
 from fedvit.network.flower.sites import FlowerSites
 from fedvit.network.flower.template import for_sites, for_trial, write_app
 from fedvit.network.server import run_name, serve_sites
+from fedvit.network.site_state import SiteState
 
 Told = dict[str, str]  # a node's --node-config
+
+
+def newest(state: SiteState, run: str) -> Memory:
+    """What a site kept last of a run, or nothing."""
+    return state.get(run, max(state.states(run), default=0))
 
 
 class Wires:
@@ -56,6 +63,8 @@ class Wires:
 class Federated:
     """An app on disk, a node for each of its sites, and a server that may be started more than once."""
 
+    pinned: Mapping[int, str] | None = None  # the server's list of sites, by node
+
     def __init__(self, experiment: Experiment, folder: Path, **told: str):
         experiment, self.federation, _, _ = for_trial(experiment)
         write_app(folder / "app", experiment, self.federation, "unused")
@@ -84,7 +93,7 @@ class Federated:
         experiment, federation = read_app(self.folder / "app" / "fedvit_app")
         net = make_net(experiment, len(federation.classes), torch.device("cpu"))
         run = run_name(self.out, resume=resume)
-        sites = FlowerSites(self.wires, experiment, federation, net, run, 0.2, min_sites)  # type: ignore[arg-type]
+        sites = FlowerSites(self.wires, experiment, federation, net, run, 0.2, min_sites, pinned=self.pinned)  # type: ignore[arg-type]
         return serve_sites(sites, experiment, net, federation, self.out, run, 1.0, resume=resume)
 
     def finish(self, *, resume: bool = False, min_sites: int = 1) -> None:

@@ -106,6 +106,8 @@ def run(
     sets = dict(settings or {})
     if groups is not None:
         sets["model.groups"] = {name: list(paths) for name, paths in groups.items()}
+    if dataset is not None and dataset.several_labels:
+        sets.setdefault("data.task", "multi")
     sites = dataset.site_names if dataset else None
     place = Path(out) if out is not None else None
     resolved, folder = settle(file, sets, flags, place, resume=resume, sites=sites, own=own)
@@ -174,14 +176,21 @@ def export(
     everything: bool = False,
     form: "Format" = "timm",
     out: str | Path,
+    last: bool = False,
+    license: str | None = None,
+    intended_use: str | None = None,
 ) -> "list[Exported]":
     """Write models of a run to files, as `fedvit export` does, and return one entry per file.
 
-    Every file is opened again and compared with the run's own model before it gets its name.
+    With run.keep=best they are those of the kept round, unless `last`. Beside each file lies its model card, which
+    quotes `license` and `intended_use`. Every file is opened again and compared with the run's own model before it gets
+    its name.
     """
     from fedvit.runs.export import export as write
 
-    return list(write(run, clients=list(clients), server=server, everything=everything, form=form, out=Path(out)))
+    said = {"license": license, "intended_use": intended_use}
+    wanted = {"clients": list(clients), "server": server, "everything": everything, "last": last}
+    return list(write(run, **wanted, **said, form=form, out=Path(out)))  # type: ignore[arg-type]
 
 
 def load_model(path: str | Path, module: "nn.Module | None" = None) -> "nn.Module":

@@ -122,6 +122,24 @@ def same_results(folder: Path, uninterrupted: Path) -> None:
     assert weights(folder) == weights(uninterrupted)
 
 
+KEEP = ("--set", "data.val=0.3", "--set", "run.keep=best", "--lr", "0.03")
+
+
+def test_a_killed_run_keeps_the_same_best_round(tmp_path: Path) -> None:
+    """A round writes three files here: the server, the clients' scores and the manifest."""
+    whole = tmp_path / "whole"
+    assert fedvit(whole, *KEEP) == 0
+    for number, moment in enumerate(("before the manifest", "after the manifest", "with half a server file on disk")):
+        folder = tmp_path / str(number)
+        assert fedvit(folder, *KEEP, moment=MOMENTS[moment]) == -signal.SIGKILL
+        status, said = resumed(folder, *KEEP)
+        assert status == 0, said
+        names = {path.relative_to(place) for place in (folder, whole) for path in (place / "checkpoint").rglob("*.*")}
+        for path in (*names, "kept.csv"):
+            assert (folder / path).read_bytes() == (whole / path).read_bytes(), path
+        assert Run(folder).summary["kept"] == Run(whole).summary["kept"]
+
+
 @pytest.mark.parametrize("victim", ["server-000003.safetensors", "manifest-000003.json", "clients"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     victim: str, uninterrupted: Path, after_three: Path, tmp_path: Path

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedvit.cli.main import app
 from fedvit.core.errors import UserError
-from fedvit.core.payload import Payload
+from fedvit.core.payload import Payload, to_bytes
 from fedvit.core.settings import Experiment
 from fedvit.engine import pool_size, processes, system
 from fedvit.engine.net import make_net
@@ -91,7 +91,7 @@ def test_a_process_gets_equal_messages_once(tmp_path: Path, monkeypatch: pytest.
     assert found == dict(bench.transport.exchange("evaluate", {**same, "3": other}))
 
 
-def test_a_workers_mistake_is_the_users_and_its_death_is_told(tmp_path: Path) -> None:
+def test_a_workers_mistake_is_the_users_and_the_death_of_the_last_is_told(tmp_path: Path) -> None:
     bench = Bench(tiny("fedavg", {"optimizer": "sgd"}, lr=1e30), tmp_path)
     dataset, _ = load_data(bench.experiment)
     down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in ("0", "1")}
@@ -100,9 +100,55 @@ def test_a_workers_mistake_is_the_users_and_its_death_is_told(tmp_path: Path) ->
     with WorkerPool(bench.transport, dataset, 1) as pool:
         pool.processes[0].kill()
         pool.processes[0].join()
-        with pytest.raises(RuntimeError, match="died"):
+        said = r"the worker process of client \d died \(killed by the system, probably .* ran out\), and it was"
+        with pytest.raises(UserError, match=said):
             list(pool.exchange("evaluate", down))
     assert torch.equal(bench.net.live["head.bias"].detach(), bench.net.initial["head.bias"])
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_others_go_on_when_the_system_ends_a_process(
+    begun: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tiny("fedper", cohort=4), tmp_path)
+    dataset, split = load_data(bench.experiment)
+    down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in split.seen[:6]}
+    expected = dict(bench.transport.exchange("train", down))
+    with WorkerPool(bench.transport, dataset, 2) as pool:
+        answers = pool.exchange("train", down)
+        found = dict([next(answers)]) if begun else {}
+        pool.processes[0].kill()
+        found |= dict(answers)
+        again = dict(pool.exchange("train", down))
+        assert [process.is_alive() for process in pool.processes] == [True]
+    assert list(found) == list(again) == list(down)
+    for name, answer in expected.items():
+        for other in (found[name], again[name]):
+            assert isinstance(answer, Payload)
+            assert isinstance(other, Payload)
+            assert to_bytes(answer) == to_bytes(other)
+    assert "its work begins again, with 1 of 2 processes left" in caplog.text
+
+
+def test_work_that_ends_every_process_stops_the_run_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a client with too many images for the memory."""
+    bench = Bench(tiny("fedper", cohort=4), tmp_path)
+    dataset, split = load_data(bench.experiment)
+    down = {name: Payload({"shared": bench.net.shared}, {"round": 1}) for name in split.seen[:6]}
+    deadly, send = split.seen[3], Connection.send
+    with WorkerPool(bench.transport, dataset, 3) as pool:
+
+        def end(self: Connection, content: object) -> None:
+            send(self, content)
+            if isinstance(content, Job) and content.client == deadly:
+                pool.processes[pool.connections.index(self)].kill()
+
+        monkeypatch.setattr(Connection, "send", end)
+        with pytest.raises(UserError, match=rf"process of client {deadly} died .*continue it with --resume and fewer"):
+            list(pool.exchange("train", down))
+        assert len(pool.processes) == 1
 
 
 def test_as_many_processes_as_cores_clients_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -245,7 +245,7 @@ def test_testing_inside_the_round_uses_each_clients_own_weights(tmp_path: Path) 
             client = bench.worker.client(row["client"], 1, {})
             shared = client_round(bench.net.plan, client, Payload({"shared": shared})).trees["shared"]
         down = Payload({"shared": shared}, {"round": 1})
-        expected = bench.worker.evaluate(row["client"], down, {}).scalars["personal_loss"]
+        expected = bench.worker.evaluate(row["client"], down, {})[0]["personal_loss"]
         assert row["personal_loss"] == expected
     assert after.clients != inside.clients
 

@@ -1,4 +1,4 @@
-"""Certificates and node keys for tests, as docs/deploy.md makes them with openssl and ssh-keygen."""
+"""Certificates and node keys for tests of a SuperLink without a gate."""
 
 import datetime
 import ipaddress

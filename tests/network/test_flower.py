@@ -15,6 +15,7 @@ from fedvit.network.flower.template import for_trial, write_app
 from fedvit.network.site_state import SiteState
 from fedvit.runs.folder import Run
 from tests.conftest import finish, tiny
+from tests.grid import newest
 from tests.network.field import MAY_FALL_SILENT, Field, field, until
 from tests.unit.network.test_sites import memories, server_files
 
@@ -27,7 +28,7 @@ pytestmark = MAY_FALL_SILENT
 def states(made: Field, out: Path) -> dict[str, bytes]:
     """The newest state of every site in one run."""
     run = json.loads((out / "network.json").read_text())["run"]
-    kept = {s: memory_to_bytes(SiteState(made.state_of(s) / "states").get(run, 10**6)) for s in made.sites}
+    kept = {s: memory_to_bytes(newest(SiteState(made.state_of(s) / "states"), run)) for s in made.sites}
     return {site: blob for site, blob in kept.items() if blob != memory_to_bytes({})}
 
 

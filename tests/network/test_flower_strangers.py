@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fedvit.network.flower.template import PROFILE, for_trial, write_app
 from tests.conftest import tiny
 from tests.network.field import MAY_FALL_SILENT, Field, ending
 from tests.network.strangers import as_stranger, needs_another_user
 
-pytestmark = [MAY_FALL_SILENT, needs_another_user]
+pytestmark = [MAY_FALL_SILENT, pytest.mark.attack, needs_another_user]
 
 
 def test_another_user_cannot_start_an_app_fetch_work_or_join(tmp_path: Path) -> None:

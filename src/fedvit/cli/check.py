@@ -8,7 +8,7 @@ from rich.table import Table
 from fedvit.cli.flags import err
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import DataSettings
-from fedvit.data.check import Check
+from fedvit.data.check import NO_LABEL, Check
 
 MOST_COLUMNS = 12  # classes that get a column each
 MOST_HINTS = 20
@@ -43,7 +43,7 @@ def show(console: Console, title: str, check: Check) -> None:
     from fedvit.report.tables import plain_table
 
     classes = sorted({name for counts in check.counts.values() for name in counts})
-    table = plain_table(f"{title}: {check.images:,} images, {len(classes)} classes")
+    table = plain_table(f"{title}: {check.images:,} images, {len({*classes} - {NO_LABEL})} classes")
     wide = len(classes) <= MOST_COLUMNS
     table.add_column("site", no_wrap=True)
     table.add_column("images", justify="right")
@@ -54,7 +54,7 @@ def show(console: Console, title: str, check: Check) -> None:
         if not wide:
             order = sorted(counts, key=lambda name: counts[name])
             cells = [str(len(counts)), *(f"{name} ({counts[name]:,})" for name in (order[0], order[-1]))]
-        table.add_row(site or "-", f"{sum(counts.values()):,}", *cells)
+        table.add_row(site or "-", f"{check.images_of[site]:,}", *cells)
     console.print(table)
     if check.patients:
         console.print(_patients_table(check, classes if wide else []))

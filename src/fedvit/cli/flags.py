@@ -53,9 +53,7 @@ class Flags:
     ] = None
     pretrained: Annotated[
         bool | None,
-        typer.Option(
-            "--pretrained", help="Start from the pre-trained weights on timm's hub (default: random weights)."
-        ),
+        typer.Option("--pretrained", help="Start from the pre-trained weights on the hub (default: random weights)."),
     ] = None
     clients: Annotated[
         int | None, typer.Option(help="Number of clients (default: one per site or domain, otherwise 24).")
@@ -73,6 +71,7 @@ class Flags:
             help="Learning rate (default: the tune's published rate, or a fifth of it for Adam and AdamW). In `run` and `compare`, several rates separated by commas, or `auto`, are searched on validation images, for each row by itself.",
         ),
     ] = None
+    epsilon: Annotated[float | None, typer.Option(help="Hide every training image by differential privacy: the whole run may spend this much of each client's (default: no such privacy). See also --set privacy.delta.")] = None  # fmt: skip
     seed: Annotated[
         int | None,
         typer.Option(

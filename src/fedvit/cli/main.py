@@ -6,9 +6,11 @@ import typer
 
 from fedvit import __version__
 from fedvit.cli.advise import advise
+from fedvit.cli.clinical import paired_tests
 from fedvit.cli.export import evaluate, export, predict
 from fedvit.cli.inspect import cost, datasets, methods, partition
 from fedvit.cli.network import flower, split_client, split_server
+from fedvit.cli.provision import provision
 from fedvit.cli.report import report
 from fedvit.cli.run import compare, run, study
 from fedvit.cli.search import search
@@ -24,8 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run, compare, search, advise, report, table, cost, methods, datasets, partition, study, flower, export, predict,
-    evaluate, split_server, split_client,
+    run, compare, search, advise, report, table, cost, methods, datasets, partition, study, provision, flower, export,
+    predict, evaluate, paired_tests, split_server, split_client,
 ):  # fmt: skip
     app.command(command.__name__.replace("_", "-"))(command)
 

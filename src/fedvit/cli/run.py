@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fedvit.cli.also import check_also, run_local_too, start
+from fedvit.cli.clinical import print_clinical
 from fedvit.cli.doubts import show_doubts
 from fedvit.cli.estimate import foretold, say_of_rows
 from fedvit.cli.flags import COMMON, EXPERIMENT, clear_errors, err, given, out, parse_seeds, takes
@@ -42,8 +43,10 @@ def run(
     with clear_errors(flags["debug"], flags["quiet"]), foretold(show=not flags["quiet"]):
         prepare(flags["workers"] if engine == "local" else 1)
         from fedvit.config.load import parse_sets
+        from fedvit.report.clinical_tables import label_table
+        from fedvit.report.load import rows_in
         from fedvit.report.progress import Progress
-        from fedvit.report.tables import summary_table, time_line
+        from fedvit.report.tables import privacy_line, summary_table, time_line
         from fedvit.runs.folder import Run
         from fedvit.runs.resume import settle
         from fedvit.runs.tracking import sent_in
@@ -75,6 +78,14 @@ def run(
             out.print(summary_table(Run(folder).summary))
             if rows:
                 print_verdict(rows, folder / "sites.csv")
+            if (private := privacy_line(Run(folder).summary)) is not None:
+                out.print(private, soft_wrap=True, highlight=False)
+            if settings.run.clinical:
+                shown = rows or rows_in([folder])
+                print_clinical(shown)
+                own = next(row.first.clinical for row in shown if row.method == settings.method["name"])
+                if settings.data.several_labels and own is not None:
+                    out.print(label_table(own))
             out.print(time_line(Run(folder).summary, Run(folder).timings), soft_wrap=True, highlight=False)
             out.print(f"results: {folder}\nreport: {report_at}", soft_wrap=True, highlight=False)
             show_doubts([Run(folder)], searched=by_search)
@@ -141,8 +152,10 @@ def compare(
             _draw_choices(run.folder)
         report_at = write_report_of(folder)
         if not flags["quiet"]:
-            out.print(comparison_table(entries, title))
-            print_verdict(comparing.compared_rows(table, folder), folder / "sites.csv")
+            out.print(comparison_table(entries, title, by="auroc" if first.data.several_labels else "mean"))
+            shown = comparing.compared_rows(table, folder)
+            print_verdict(shown, folder / "sites.csv")
+            print_clinical(shown)
             out.print(
                 f"results: {folder / 'compare.json'}\npicture: {folder / 'compare.png'}\nreport: {report_at}",
                 soft_wrap=True,

@@ -85,7 +85,7 @@ def search(
             save_search(save, found)
         if not flags["quiet"]:
             told = [one.to_json() for one in found]
-            out.print(search_table(told))
+            out.print(search_table(told, several_labels=searches[0].row.first.data.several_labels))
             out.print("\n".join(found_lines(told)), soft_wrap=True, highlight=False, markup=False)
             out.print(f"results: {folder / 'search.json'}", soft_wrap=True, highlight=False)
 

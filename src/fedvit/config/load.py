@@ -12,7 +12,7 @@ from typing import Any
 from fedvit.config.resolve import keys_of_tables, resolve
 from fedvit.config.tables import TABLES, Tables, stack_tables
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.settings import Experiment, FromPython
+from fedvit.core.settings import Experiment, FromPython, PrivacySettings
 from fedvit.core.tree import fingerprint
 from fedvit.methods import METHODS
 
@@ -23,12 +23,13 @@ FLAGS = {  # flag -> table.key
     "model": "model.name", "image_size": "model.image_size", "patch_size": "model.patch_size",
     "weights": "model.weights", "pretrained": "model.pretrained",
     "cohort": "train.cohort", "rounds": "train.rounds", "epochs": "train.epochs", "batch": "train.batch",
-    "lr": "train.lr",
+    "lr": "train.lr", "epsilon": "privacy.epsilon",
     "seed": "run.seed", "eval_every": "run.eval_every", "until_accuracy": "run.until_accuracy",
     "threads": "run.threads", "precision": "run.precision", "device": "run.device",
 }  # fmt: skip
 
-NEWER = ("run.finetune",)  # a bare key that meant something before one of these came keeps its meaning
+# A bare key that meant something before one of these came keeps its meaning.
+NEWER = ("run.finetune", "run.keep", *(f"privacy.{key}" for key in PrivacySettings.model_fields))
 
 
 def read_tables(path: Path) -> Tables:

@@ -10,10 +10,12 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fedvit.config.tables import TABLES, Tables
 from fedvit.core.errors import UserError, nearest
+from fedvit.core.plan import Plan
 from fedvit.core.robust import fewest_reports
-from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, RunSettings
+from fedvit.core.settings import FOCAL_GAMMA, Experiment, FromPython, PrivacySettings, RunSettings
+from fedvit.core.thresholds import parse_threshold
 from fedvit.data.partition.split import DEFAULT_CLIENTS
-from fedvit.data.sources import sites_of
+from fedvit.data.sources import sites_of, task_of
 from fedvit.methods import METHODS, find_method, method_names, plan_of
 from fedvit.methods.plugins import versions_of
 from fedvit.methods.tunes import SCRATCH_LR, TUNES, make_tune
@@ -121,7 +123,11 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
     method, tune = (_resolved_init(table, init) for table in (experiment.method, experiment.tune))
     experiment = experiment.model_copy(update={"method": method, "tune": tune})
     train, run = experiment.train, experiment.run
-    sites = sites_of(experiment.data) if sites is None else sites
+    if sites is None:
+        sites = sites_of(experiment.data)
+    if experiment.data.task is None and task_of(experiment.data) == "multi":
+        experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"task": "multi"})})
+    _check_several_labels(experiment)
     partition = experiment.partition.name or ("site" if sites else "dirichlet")
     clients = experiment.partition.clients
     if clients is None:
@@ -150,6 +156,10 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             f"train.warmup={train.warmup} rounds leave none of train.rounds={train.rounds} at the full learning rate: "
             "choose fewer"
         )
+    _check_choice(run, every)
+    if run.clinical is None:
+        run = run.model_copy(update={"clinical": experiment.data.several_labels})
+    _check_clinical(run)
     optimizer = train.optimizer or _default_optimizer(experiment)
     if train.momentum and optimizer != "sgd":
         raise UserError(f"train.momentum is only for sgd and has no effect with {optimizer}: set train.optimizer=sgd")
@@ -158,6 +168,7 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             f"train.focal_gamma is only for the loss focal and has no effect with {train.loss}: set train.loss=focal"
         )
     gamma = FOCAL_GAMMA if train.loss == "focal" and train.focal_gamma is None else train.focal_gamma
+    check_privacy(experiment)
     lr = train.lr or _default_lr(experiment, optimizer)
     return experiment.model_copy(
         update={
@@ -177,6 +188,69 @@ def _with_defaults(experiment: Experiment, sites: tuple[str, ...] | None) -> Exp
             "run": run.model_copy(update={"eval_every": every, "device": _choose_device(run)}),
         }
     )
+
+
+def check_privacy(experiment: Experiment) -> None:
+    """Refuse settings of [privacy] that contradict each other or mean nothing."""
+    privacy = experiment.privacy
+    if privacy.epsilon is not None and privacy.noise is not None:
+        raise UserError(
+            f"privacy.epsilon={privacy.epsilon:g} chooses the noise, but privacy.noise={privacy.noise:g} is given: "
+            "leave one of them out"
+        )
+    if privacy.accountant == "per_step" and privacy.noise is not None:
+        raise UserError("privacy.accountant=per_step chooses the noise from privacy.epsilon: leave privacy.noise out")
+    changed = sorted(
+        key for key in privacy.model_fields_set if getattr(privacy, key) != PrivacySettings.model_fields[key].default
+    )
+    if changed and not privacy.on:
+        raise UserError(
+            f"privacy.{changed[0]} has no effect without --epsilon or privacy.noise: give one, or leave it out"
+        )
+
+
+def _check_choice(run: RunSettings, every: int) -> None:
+    """Refuse to choose among rounds that are not evaluated, or by scores of models that no checkpoint holds."""
+    wanted = [f"run.{key}={value}" for key, value in (("keep", run.keep), ("patience", run.patience))
+              if value not in ("last", None)]  # fmt: skip
+    if wanted and not every:
+        raise UserError(
+            f"{wanted[0]} compares evaluated rounds, but run.eval_every=0 evaluates only the last one: set "
+            "--eval-every to 1 or more"
+        )
+    if run.keep == "best" and run.evaluate == "in_round":
+        raise UserError(
+            "run.keep=best needs run.evaluate=after: in_round scores models from before the aggregation, which no "
+            "checkpoint holds"
+        )
+
+
+def _check_clinical(run: RunSettings) -> None:
+    if run.predictions and not run.clinical:
+        raise UserError("run.predictions belongs to the clinical scores: set run.clinical=true too, or leave it out")
+    if run.threshold is not None:
+        try:
+            parse_threshold(run.threshold)
+        except UserError as problem:
+            raise UserError(f"run.threshold: {problem}") from problem
+
+
+def _check_several_labels(experiment: Experiment) -> None:
+    """Refuse what has no meaning where an image may have several labels."""
+    if not experiment.data.several_labels:
+        return
+    one = plan_of(experiment)
+    reason = one.one_label_only if isinstance(one, Plan) or one.labels_leave else None
+    if reason is not None:
+        raise UserError(
+            f"{experiment.label} {reason}, but the images of {experiment.data.name} may have several labels: choose "
+            "another method"
+        )
+    if experiment.data.auroc is False:
+        raise UserError(
+            "data.auroc=false would leave out the main score of a task with several labels, the mean AUROC of the "
+            "labels: leave it out"
+        )
 
 
 def _resolved_init(table: Mapping[str, Any], init: str) -> dict[str, Any]:
@@ -208,6 +282,8 @@ def _default_clip(experiment: Experiment) -> float:
 
     Split plans do not by default: their clients train with Adam, whose steps are bounded.
     """
+    if experiment.privacy.on:  # each image's gradient is clipped, and the noise is often longer than all of them
+        return 0.0
     learns_whole = _split_plan(experiment) is None
     return make_tune(experiment.tune).clip if learns_whole and not experiment.model.from_scratch else 0.0
 
@@ -249,6 +325,8 @@ def to_tables(experiment: Experiment) -> Tables:
     tables: Tables = experiment.model_dump(mode="json", exclude_none=True)
     for kind in ("method", "tune"):
         tables[kind] = {key: value for key, value in tables[kind].items() if value is not None}
+    if not experiment.privacy.on:
+        del tables["privacy"]
     return tables
 
 

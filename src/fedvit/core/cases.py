@@ -14,9 +14,11 @@ from torch import Tensor
 
 from fedvit.core.batches import EVALUATION_BATCH, ClientData, InputSettings, image_batches
 from fedvit.core.client import Predictor
+from fedvit.core.errors import UserError, nearest
 from fedvit.core.thresholds import DEFAULT, Rule, best_threshold
 from fedvit.core.tree import Tree
 
+CASES = "cases"  # the group of tensors in the answer of a client on this machine
 SOURCES = ("given", "val", "default")  # of a threshold; default: 0.5, where validation images do not determine one
 
 
@@ -33,9 +35,20 @@ class Cases:
     positive: NDArray[np.bool_]  # whether the probability reaches the threshold
     threshold: tuple[float | None, ...]  # by column; None: clients with several thresholds
     source: tuple[str | None, ...]  # of the threshold
+    several_labels: bool = False  # whether an image may belong to several classes
 
     def __len__(self) -> int:
         return len(self.index)
+
+    def of_every_class(self, classes: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Return truth and probability of all classes; of two exclusive ones, only the positive one was measured."""
+        if len(self.columns) == classes:
+            return self.truth, self.probability
+        parts = ((self.truth, ~self.truth), (self.probability, 1 - self.probability))
+        mine, other = self.columns[0], 1 - self.columns[0]
+        order = [0, 1] if mine < other else [1, 0]
+        truth, probability = (np.concatenate([part[number] for number in order], axis=1) for part in parts)
+        return truth, probability
 
     def to_tree(self) -> Tree:
         """Return everything as tensors, for the way from a worker process to its parent."""
@@ -45,6 +58,7 @@ class Cases:
             "index": torch.from_numpy(self.index),
             "patient": torch.from_numpy(self.patient),
             "by_patient": torch.tensor([self.by_patient]),
+            "several_labels": torch.tensor([self.several_labels]),
             "truth": torch.from_numpy(self.truth),
             "probability": torch.from_numpy(self.probability),
             "threshold": torch.tensor(thresholds, dtype=torch.float64),
@@ -63,6 +77,7 @@ class Cases:
             probability >= thresholds[:, 0],
             tuple(thresholds[:, 0].tolist()),
             tuple(SOURCES[int(number)] for number in thresholds[:, 1]),
+            bool(tree["several_labels"].item()),
         )
 
     @staticmethod
@@ -80,6 +95,7 @@ class Cases:
             np.concatenate([part.positive for part in parts]),
             tuple(shared(own) for own in zip(*(part.threshold for part in parts), strict=True)),
             tuple(shared(own) for own in zip(*(part.source for part in parts), strict=True)),
+            first.several_labels,
         )
 
 
@@ -91,9 +107,23 @@ def shared(values: Sequence[T]) -> T | None:
     return values[0] if len(set(values)) == 1 else None
 
 
-def measured_classes(classes: int, *, several_labels: bool) -> tuple[int, ...]:
-    """Return the classes that are measured against the rest: of two exclusive classes, only the second."""
-    return (1,) if classes == 2 and not several_labels else tuple(range(classes))
+def measured_classes(classes: int, *, several_labels: bool, positive: int = 1) -> tuple[int, ...]:
+    """Return the classes that are measured against the rest: of two exclusive classes, only the positive one."""
+    return (positive,) if classes == 2 and not several_labels else tuple(range(classes))
+
+
+def positive_class(wanted: str | None, names: Sequence[str], setting: str = "run.positive") -> int:
+    """Return the number of the class that is called positive if there are two: the one wanted, or the second."""
+    if wanted is None:
+        return 1
+    if len(names) != 2:
+        raise UserError(
+            f"{setting} names one of two classes, but there are {len(names)}, each of which is measured against the "
+            "rest: leave it out"
+        )
+    if wanted not in names:
+        raise UserError(f"{setting}={wanted!r} is no class of the data; {nearest(wanted, names)}")
+    return names.index(wanted)
 
 
 def measure_cases(
@@ -103,13 +133,14 @@ def measure_cases(
     inputs: InputSettings,
     device: torch.device,
     threshold: float | Rule,
+    positive: int = 1,
 ) -> Cases | None:
     """Return a client's test images with their probabilities, which are softmax, or sigmoid with several labels.
 
     The threshold is a number, or chosen for every class on the client's validation images by a rule. None if a
     probability is not finite.
     """
-    columns = list(measured_classes(data.classes, several_labels=data.labels.ndim == 2))
+    columns = list(measured_classes(data.classes, several_labels=data.labels.ndim == 2, positive=positive))
     probability, truth = _answers(predict, data, data.test, columns, inputs, device)
     if not np.isfinite(probability).all():
         return None
@@ -133,6 +164,7 @@ def measure_cases(
         probability >= np.array(cuts),
         tuple(cuts),
         tuple(sources),
+        data.labels.ndim == 2,
     )
 
 

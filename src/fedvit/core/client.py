@@ -1,10 +1,10 @@
 """The client as a method sees it: everything that a method may touch on the client's side."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,20 @@ from fedvit.core.tree import Tree
 CPU = torch.device("cpu")
 Memory = dict[str, Tree | float]  # named trees and numbers that never leave the client
 Predictor = Callable[[Tensor], Tensor]  # from images to logits
+Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # from model, images and labels to the value to minimize
 Part = Literal["classifier", "plugins"]  # of the weights, with a learning rate of its own
+
+
+class PrivateTraining(Protocol):
+    """What replaces a client's batches and gradients where training is differentially private."""
+
+    def orders(self, images: int, size: int, epochs: int) -> Iterator[Tensor]:
+        """Yield which of the images each batch holds; a batch may be empty."""
+
+    def gradient(
+        self, client: "Client", weights: Mapping[str, Tensor], names: Sequence[str], x: Tensor, y: Tensor, loss: Loss
+    ) -> tuple[Tensor, Tree]:
+        """Return the mean loss of a batch under these weights, and a private gradient for those named."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,7 @@ class Client:
         compiled: The module compiled with torch.compile, or None.
         rate: The fraction of the full model's width that this client trains.
         parts: The names of the classifier's weights and of added modules' weights, with the part each belongs to.
+        private: Makes the batches and gradients, if training is differentially private.
         scalars: Numbers that are reported alongside the weights, such as the loss.
         scratch: Trees passed from merge to local to report, then discarded.
     """
@@ -86,6 +100,7 @@ class Client:
     compiled: Callable[[Tensor], Tensor] | None = None
     rate: float = 1.0
     parts: Mapping[str, Part] = field(default_factory=dict)
+    private: PrivateTraining | None = None
     scalars: dict[str, float] = field(default_factory=dict)
     scratch: dict[str, Tree] = field(default_factory=dict)
 
@@ -112,11 +127,23 @@ class Client:
 
     def batches(self, epochs: int, tag: str, size: int | None = None) -> Iterator[Batch]:
         """Yield shuffled batches for this many passes over the client's training images."""
-        generator = self.rng(tag)
+        generator, s, images = self.rng(tag), self.settings, len(self.data.train)
+        size = size or s.batch
+        for chosen in self._orders(images, size, epochs, generator):
+            order = self.data.train[chosen]
+            size = len(order) if self.private is not None else size
+            if len(order):
+                yield from image_batches(self.data, order, size, self.inputs, s.device, s.augment, generator)
+            else:
+                yield torch.empty(0, device=s.device), torch.empty(0, dtype=torch.int64, device=s.device)
+
+    def _orders(self, images: int, size: int, epochs: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Yield the order of the images in each pass, or, if training is private, the images of each batch."""
+        if self.private is not None:
+            yield from self.private.orders(images, size, epochs)
+            return
         for _ in range(epochs):
-            order = self.data.train[torch.randperm(len(self.data.train), generator=generator)]
-            s = self.settings
-            yield from image_batches(self.data, order, size or s.batch, self.inputs, s.device, s.augment, generator)
+            yield torch.randperm(images, generator=generator)
 
     def rng(self, tag: str) -> torch.Generator:
         """Return a generator keyed by (seed, round, client, tag)."""

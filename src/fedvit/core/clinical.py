@@ -16,7 +16,7 @@ BINS = 10  # of equal width, in the reliability plot and the calibration error
 DRAWS = 1000  # of the bootstrap
 RATES = ("sensitivity", "specificity", "ppv", "npv")
 WITH_INTERVALS = (*RATES, "auroc", "brier")
-METRICS = (*WITH_INTERVALS, "ece")
+METRICS = (*WITH_INTERVALS, "ece", "f1", "average_precision")
 AT_ONCE = 2_000_000  # images times draws that are held in memory
 Interval = tuple[float, float]
 
@@ -45,6 +45,7 @@ class ClassScore:
     threshold: float | None = None  # None: the clients have different ones
     source: str | None = None
     intervals: Mapping[str, Interval] = field(default_factory=dict)  # 95 %, by metric
+    average_precision: float | None = None
 
     @property
     def images(self) -> int:
@@ -69,6 +70,11 @@ class ClassScore:
     @property
     def npv(self) -> float | None:
         return _share(self.tn, self.fn)
+
+    @property
+    def f1(self) -> float | None:
+        """The harmonic mean of sensitivity and PPV."""
+        return _share(2 * self.tp, self.fp + self.fn)
 
     @property
     def brier(self) -> float:
@@ -120,6 +126,7 @@ def score_cases(cases: Cases, seed: int, name: str) -> SiteScore:
                 bins_of(probability, truth),
                 cases.threshold[k],
                 cases.source[k],
+                average_precision=average_precision(probability, truth),
             )
         )
     spread = _intervals(cases, values, seed, name)
@@ -157,6 +164,19 @@ def weighted_auroc(
     with np.errstate(invalid="ignore"):
         area: NDArray[np.float64] = (positive * below).sum(axis=1) / pairs
     return area
+
+
+def average_precision(probability: NDArray[np.float64], truth: NDArray[np.bool_]) -> float | None:
+    """Return the mean over the positive images of the PPV at a threshold of their probability; None if undefined.
+
+    It is the area under the steps of the precision-recall curve.
+    """
+    if not 0 < truth.sum() < len(truth):
+        return None
+    order = np.argsort(-probability, kind="stable")
+    last = np.flatnonzero(np.diff(probability[order], append=-1.0))  # of each distinct probability
+    hits = np.cumsum(truth[order])[last]
+    return float((np.diff(hits, prepend=0) * hits / (last + 1)).sum() / hits[-1])
 
 
 # Bootstrap: all images of a patient are drawn together.

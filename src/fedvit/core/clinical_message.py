@@ -1,7 +1,7 @@
 """A site's clinical scores as numbers in a message, and the check of such numbers when they arrive.
 
-They are counts, sums and scores of all test images of a class, never a single image's. Names are
-personal_clinical_<what>_<class>, and personal_clinical_patients.
+They are counts, sums and scores of all test images of a class, never a single image's: a bin with fewer than FEW
+images stands for them with its middle. Names are personal_clinical_<what>_<class>, and personal_clinical_patients.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,9 +14,11 @@ PREFIX = f"personal_{CLINICAL}_"
 PATIENTS = f"{PREFIX}patients"
 COUNTS = ("tp", "fp", "tn", "fn")
 MOST = 10**9  # images
+FEW = 5  # images in a bin, below which the sum of their probabilities would tell about a single one
 _BIN = ("bin_images", "bin_probability", "bin_positives")  # followed by the number of the bin
 _ENDS = [f"{metric}_{end}" for metric in WITH_INTERVALS for end in ("low", "high")]
 _ALWAYS = (*COUNTS, "squares", "threshold", "source")
+_RANKED = ("auroc", "average_precision")  # defined if an image is positive and another is not
 _SLACK = 1e-6  # per image: sums are rounded
 
 
@@ -26,11 +28,13 @@ def to_scalars(score: SiteScore) -> dict[str, float]:
     for one in score.classes:
         own: dict[str, float] = {name: float(getattr(one, name)) for name in COUNTS}
         own |= {"squares": one.squares, "threshold": one.threshold or 0.0, "source": SOURCES.index(str(one.source))}
-        if one.auroc is not None:
-            own["auroc"] = one.auroc
+        for name in _RANKED:
+            if one.metric(name) is not None:
+                own[name] = float(one.metric(name) or 0.0)
         for number, place in enumerate(one.bins):
             if place.images:
-                values = (place.images, place.probability, place.positives)
+                middle = place.images * (number + 0.5) / BINS
+                values = (place.images, middle if place.images < FEW else place.probability, place.positives)
                 own |= {f"{name}{number}": float(value) for name, value in zip(_BIN, values, strict=True)}
         for metric, ends in one.intervals.items():
             own |= {f"{metric}_low": ends[0], f"{metric}_high": ends[1]}
@@ -59,7 +63,7 @@ def _class_score(number: int, own: Mapping[str, float]) -> ClassScore:
     }
     return ClassScore(
         number, tp, fp, tn, fn, own["squares"], own.get("auroc"), tuple(bins), own["threshold"],
-        SOURCES[int(own["source"])], intervals,
+        SOURCES[int(own["source"])], intervals, own.get("average_precision"),
     )  # fmt: skip
 
 
@@ -79,7 +83,7 @@ def is_clinical(name: str) -> bool:
 
 def clinical_problem(scalars: Mapping[str, float], classes: int) -> str | None:
     """Describe what is wrong with the clinical scores among these without quoting a value; None if nothing is."""
-    known = {*_ALWAYS, "auroc", *_ENDS, *(f"{name}{number}" for name in _BIN for number in range(BINS))}
+    known = {*_ALWAYS, *_RANKED, *_ENDS, *(f"{name}{number}" for name in _BIN for number in range(BINS))}
     numbers = {str(number): number for number in range(classes)}
     for key, value in scalars.items():
         if not is_clinical(key):
@@ -117,7 +121,7 @@ def _class_problem(number: int, own: Mapping[str, float]) -> str | None:
         "the sum of squares": own["squares"] <= images * (1 + _SLACK),
         "the bins": (sum(sums["bin_images"]), sum(sums["bin_positives"])) == (images, positives)
         and all(p <= n * (1 + _SLACK) and t <= n for n, p, t in per_bin),
-        "the AUROC": own.get("auroc", 0.0) <= 1 and ("auroc" in own) == (0 < positives < images),
+        "the AUROC": all(own.get(name, 0.0) <= 1 and (name in own) == (0 < positives < images) for name in _RANKED),
         "the intervals": _are_intervals(own),
     }
     wrong = next((what for what, fine in sound.items() if not fine), None)

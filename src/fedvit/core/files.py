@@ -129,10 +129,13 @@ def check_writable(folder: Path) -> None:
         stream.flush()
 
 
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet calculates a text that begins with one of these
+
+
 def csv_line(cells: Sequence[Any]) -> str:
     """Return one line of a CSV file that a spreadsheet may open: no text in it is taken for a formula."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow([_no_formula(cell) for cell in cells])
+    csv.writer(line, lineterminator="\n").writerow([no_formula(cell) for cell in cells])
     return line.getvalue()
 
 
@@ -151,12 +154,20 @@ def _open_csv(path: Path) -> TextIO:
     return path.open("w", newline="", encoding="utf-8", errors="surrogateescape")
 
 
-def _no_formula(cell: Any) -> Any:
-    """Put an apostrophe before a text that a spreadsheet would calculate; numbers stay numbers."""
+def no_formula(cell: Any) -> Any:
+    """Put an apostrophe before a text that a spreadsheet would calculate; numbers stay numbers.
+
+    So that `as_written` can tell them apart, a text that already begins with such an apostrophe gets one more.
+    """
     if isinstance(cell, int | float):
         return cell
     text = str(cell)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    return f"'{text}" if text.lstrip("'").startswith(FORMULAS) else text
+
+
+def as_written(cell: str) -> str:
+    """Return the text that `no_formula` was given."""
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(FORMULAS) else cell
 
 
 class Version(TypedDict):

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedvit.core.batches import EVALUATION_BATCH, ClientData, InputSettings, image_batches
 from fedvit.core.client import Predictor
 from fedvit.core.clinical_message import clinical_problem, is_clinical
+from fedvit.core.losses import cross_entropy
 
 METRICS = ("accuracy", "balanced_accuracy", "loss")
 AUROC = "auroc"  # an optional metric, missing where it is undefined
@@ -23,9 +23,11 @@ RANGES = {  # of each score; no result can be computed from a value outside its 
     "accuracy": (0, 100),
     "balanced_accuracy": (0, 100),
     "val_accuracy": (0, 100),
+    "val_auroc": (0, 1),
     "loss": (-LARGEST, LARGEST),
     AUROC: (0, 1),
 }
+LONGEST_VIEW = 40  # characters of a view's name
 MOST_IMAGES = 10**9  # in one cell of a confusion matrix
 
 
@@ -35,7 +37,8 @@ def view_scores(
     """Return a client's scores in one view by "<view>_<metric>": on its test images, and on val if it has any."""
     found = score(predict, data, data.test, inputs, device, auroc=auroc, confusion=view == "personal")
     if len(data.val):
-        found["val_accuracy"] = score(predict, data, data.val, inputs, device)["accuracy"]
+        at_val = score(predict, data, data.val, inputs, device, auroc=data.several_labels)
+        found |= {f"val_{metric}": at_val[metric] for metric in ("accuracy", AUROC) if metric in at_val}
     return {f"{view}_{metric}": value for metric, value in found.items()}
 
 
@@ -53,15 +56,19 @@ def score(
     """Return accuracy and balanced accuracy in percent, and the mean loss, on these images.
 
     Balanced accuracy is the mean recall over the classes that are present. AUROC and the confusion matrix are optional.
+    With several labels per image, see `score_labels`.
     """
     loss, chosen, labels, outputs = 0.0, [], [], []
     for x, y in image_batches(data, indices, EVALUATION_BATCH, inputs, device):
         logits = predict(x)
-        loss += F.cross_entropy(logits, y, reduction="sum").item()
+        loss += cross_entropy(logits, y, "sum").item()
         chosen.append(logits.argmax(1).cpu())
         labels.append(y.cpu())
-        if auroc:
+        if auroc or data.several_labels:
             outputs.append(logits.cpu())
+    if data.several_labels:
+        truth = torch.cat(labels)
+        return {**score_labels(torch.cat(outputs), truth, auroc=auroc), "loss": loss / truth.numel()}
     guess, label = torch.cat(chosen), torch.cat(labels)
     hit = (guess == label).double()
     counts = torch.bincount(label, minlength=data.classes)
@@ -80,6 +87,37 @@ def score(
         for cell, count in zip(cells.tolist(), times.tolist(), strict=True):
             found[f"{CONFUSION}_{cell // data.classes}_{cell % data.classes}"] = float(count)
     return found
+
+
+def score_labels(logits: Tensor, labels: Tensor, *, auroc: bool) -> dict[str, float]:
+    """Return the scores of several labels per image, each of which is a question with the answers yes and no.
+
+    Accuracy is the share of right answers, over images and labels, where yes means a probability of at least a half.
+    Balanced accuracy is the mean over labels of the recall of the answers that are present. `auroc_<label>` is there
+    for labels that have both answers, and `auroc` is their mean.
+    """
+    right, yes = (logits >= 0) == (labels > 0), labels > 0
+    recall = [
+        torch.stack([right[mask, label].double().mean() for mask in (yes[:, label], ~yes[:, label]) if mask.any()])
+        for label in range(labels.shape[1])
+    ]
+    found = {
+        "accuracy": 100 * right.double().mean().item(),
+        "balanced_accuracy": 100 * torch.stack([own.mean() for own in recall]).mean().item(),
+    }
+    areas = areas_of_labels(logits, labels) if auroc else {}
+    if areas:
+        found |= {AUROC: sum(areas.values()) / len(areas), **{f"{AUROC}_{k}": area for k, area in areas.items()}}
+    return found
+
+
+def areas_of_labels(logits: Tensor, labels: Tensor) -> dict[int, float]:
+    """Return the AUROC of every label that has both a positive and a negative image; none if a logit is not finite."""
+    if not logits.isfinite().all():
+        return {}
+    scores, truth = logits.double().sigmoid().numpy(), labels.numpy() > 0
+    both = [label for label in range(truth.shape[1]) if 0 < truth[:, label].sum() < len(truth)]
+    return {label: _ranked_above(scores[:, label], truth[:, label]) for label in both}
 
 
 def area_under_roc(logits: Tensor, labels: Tensor) -> float | None:
@@ -114,10 +152,13 @@ def score_problem(scores: Mapping[str, float], classes: int) -> str | None:
     An infinite loss is rejected too, because it would make the mean over clients useless.
     """
     views = {key.removesuffix("_balanced_accuracy") for key in scores if key.endswith("_balanced_accuracy")}
+    if not all(view.isidentifier() and len(view) <= LONGEST_VIEW for view in views):
+        return "a view has a name that no plan gives"
     missing = [f"{view}_{m}" for view in sorted({"personal", *views}) for m in METRICS if f"{view}_{m}" not in scores]
     if missing:
         return f"the score {missing[0][:60]!r} is missing"
-    ranges = {f"{view}_{metric}": ends for view in views for metric, ends in RANGES.items()}
+    metrics = {**RANGES, **{f"{AUROC}_{label}": RANGES[AUROC] for label in range(classes)}}
+    ranges = {f"{view}_{metric}": ends for view in views for metric, ends in metrics.items()}
     for name, value in scores.items():
         if is_clinical(name):
             continue

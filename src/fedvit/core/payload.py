@@ -128,7 +128,9 @@ def unframe(blob: bytes) -> tuple[dict[str, Tree], dict[str, str]]:
 
 def _empty_groups(text: str) -> list[str]:
     groups = json.loads(text)
-    if not isinstance(groups, list) or not all(type(g) is str and len(g) <= LONGEST_NAME for g in groups):
+    if not isinstance(groups, list) or not all(
+        type(g) is str and len(g) <= LONGEST_NAME and g.isprintable() for g in groups
+    ):
         raise ValueError("expected a list of names")
     return groups
 

@@ -110,6 +110,9 @@ class Plan:
         choice: The layers among which each client chooses those that stay its own, if the method does this.
         changes: The groups of a report that hold changes to what the server sent, instead of new values.
         not_between_sites: Why the method's messages must not cross a network, or None.
+        not_private: Why the method cannot be trained with differential privacy of its gradients, or None.
+        unprotected: What the method uses or sends of the images besides their gradients, which such privacy leaves out.
+        one_label_only: Why an image must not have several labels, or None.
         remembers: For `fedvit cost`: the trees that a client keeps besides its personal weights.
         loss_terms: How many losses, each as large as a cross-entropy, the training loss sums up; 1 for FedAvg.
         passes: For `fedvit cost`: the training passes per image and epoch; 1 for FedAvg.
@@ -132,6 +135,9 @@ class Plan:
     choice: LayerChoice | None = None
     changes: tuple[str, ...] = ()
     not_between_sites: str | None = None
+    not_private: str | None = None
+    unprotected: tuple[str, ...] = ()
+    one_label_only: str | None = None
     remembers: Callable[[nn.Module, Tree], Mapping[str, Tree]] = lambda module, trainable: {}
     loss_terms: int = 1
     passes: Callable[[int], float] = lambda epochs: 1.0

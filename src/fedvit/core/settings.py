@@ -12,6 +12,7 @@ CLIP_GRAD = 100.0  # the default of train.clip_grad on pre-trained weights, far 
 CLIP_BIAS = 10.0  # the same for biases, whose steps are the largest: chosen on validation images (docs/results.md)
 FOCAL_GAMMA = 2.0  # the default of train.focal_gamma
 LossName = Literal["cross_entropy", "weighted", "focal", "balanced"]
+MAX_PIXELS = 89_478_485  # the default of data.max_pixels, beyond which PIL, too, suspects a bomb
 PLANNED = ("cosine", "step")  # schedules that plan their learning rates over all rounds
 
 
@@ -78,6 +79,10 @@ class DataSettings(Table):
     )
     download: bool = Field(default=False, description="Let torchvision download missing files.")
     skip_bad: bool = Field(default=False, description="Skip files that cannot be read, and name them in a warning.")
+    max_pixels: Count = Field(
+        default=MAX_PIXELS, description="Most pixels of an image file; a small file may claim more than memory holds."
+    )
+    follow_links: bool = Field(default=False, description="Follow symbolic links that lead out of a folder of images.")
     samples: Count | None = Field(
         default=None, description="Keep this many images, the same number of every class; default: all."
     )
@@ -93,7 +98,8 @@ class DataSettings(Table):
         default=0, description="Number of clients that never train and are scored separately."
     )
     auroc: bool | None = Field(
-        default=None, description="Also measure AUROC; default: for two classes and for MedMNIST."
+        default=None,
+        description="Also measure AUROC; default: for two classes, for several labels per image and for MedMNIST.",
     )
 
     @property
@@ -153,7 +159,8 @@ class ModelSettings(Table):
     name: str = Field(
         default="vit_micro",
         description=(
-            "vit_micro, a ViT or DeiT of timm, resnet18, resnet50, resnet50_gn, densenet121, shufflenet_v2_x0_5 or mlp."
+            "vit_micro, a ViT or DeiT of timm, also as hf-hub:OWNER/NAME, resnet18, resnet50, resnet50_gn, "
+            "densenet121, shufflenet_v2_x0_5 or mlp."
         ),
     )
     image_size: Count | None = Field(
@@ -166,7 +173,7 @@ class ModelSettings(Table):
         default=None,
         description="Start from the pre-trained weights in this .safetensors file; default: random weights.",
     )
-    pretrained: bool = Field(default=False, description="Start from the pre-trained weights on timm's hub.")
+    pretrained: bool = Field(default=False, description="Start from the pre-trained weights on the hub.")
     groups: dict[str, list[str]] | None = Field(
         default=None, description="Layer groups besides the built-in ones: for each name, the paths of its modules."
     )
@@ -239,7 +246,7 @@ class TrainSettings(Table):
     clip_update: ClipUpdate = Field(
         default="off",
         description="Largest L2 norm of the change that a client's report makes to what it received: off, a number, or "
-        "auto, three times the median of past changes. A larger one is scaled down.",
+        "auto, twice the median of past changes. A larger one is scaled down.",
     )
     aggregate: Aggregate = Field(
         default="mean",
@@ -258,6 +265,33 @@ class TrainSettings(Table):
     compile: bool = Field(
         default=False, description="Use torch.compile for training, which changes the rounding of results."
     )
+
+
+class PrivacySettings(Table):
+    """Differential privacy of every training image, which is off unless epsilon or noise is set."""
+
+    unit: Literal["image"] = Field(default="image", description="What is hidden: a single training image of a client.")
+    epsilon: Positive | None = Field(
+        default=None,
+        description="Most that the whole run may reveal of an image; each client's noise follows from it.",
+    )
+    delta: Annotated[float, Number, Field(gt=0, lt=1)] = Field(
+        default=1e-5, description="Probability with which epsilon may not hold: well below one in a client's images."
+    )
+    clip: Positive = Field(default=1.0, description="Largest L2 norm of one image's gradient.")
+    noise: NotNegative | None = Field(
+        default=None,
+        description="Deviation of the noise in a batch's sum of gradients, in multiples of clip, instead of epsilon.",
+    )
+    accountant: Literal["rdp", "prv", "per_step"] = Field(
+        default="rdp",
+        description="How privacy is counted: by Renyi divergences; prv, tighter and slower; or per_step, FedPEFT's "
+        "noise, which gives every single step epsilon and has no bound of this size for the run.",
+    )
+
+    @property
+    def on(self) -> bool:
+        return self.epsilon is not None or self.noise is not None
 
 
 class RunSettings(Table):
@@ -281,12 +315,41 @@ class RunSettings(Table):
         "split learning; 0: none. The view before_finetune is the model before.",
     )
     before_after: bool = Field(default=False, description="Add two views: before and after one local training.")
+    clinical: bool | None = Field(
+        default=None,
+        description="Also measure clinical scores after the last round: sensitivity, specificity, PPV, NPV, AUROC and "
+        "calibration of every class at every client (see clinical.md); default: for several labels per image.",
+    )
+    threshold: Numbers | None = Field(
+        default=None,
+        description="Probability from which an image is called positive: a number between 0 and 1, or youden or f1, "
+        "which choose it for every class on a client's validation images; default: where there are validation "
+        "images youden, or f1 for several labels per image; otherwise 0.5.",
+    )
+    positive: str | None = Field(
+        default=None, description="Class that is called positive if there are two; default: the second one."
+    )
+    predictions: bool = Field(
+        default=False,
+        description="With run.clinical, also write predictions.csv: class and probabilities of every test image. "
+        "It stays on the machine that has the images.",
+    )
     until_accuracy: Annotated[float, Field(gt=0, le=100)] | None = Field(
         default=None,
         description="Stop once the mean personal accuracy reaches this many percent; default: run all rounds.",
     )
-    track: Literal["tensorboard"] | None = Field(
-        default=None, description="Write scalars to this tracker during the run."
+    keep: Literal["last", "best"] = Field(
+        default="last",
+        description="Round whose models you export and predict with: the last, or the one with the best mean accuracy "
+        "on validation images; best needs such images, see data.val.",
+    )
+    patience: Count | None = Field(
+        default=None,
+        description="Stop after this many evaluations without a better mean accuracy on validation images; default: "
+        "run all rounds.",
+    )
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = Field(
+        default=None, description="Write scalars, settings and tags to this tracker during the run."
     )
     threads: Count = Field(
         default=1, description="CPU threads per process; their number changes the order of floating-point sums."
@@ -337,6 +400,7 @@ class Experiment(Table):
     train: TrainSettings = TrainSettings()
     method: dict[str, Any] = Field(default={"name": "fedavg"}, description="The method's name, and its options.")
     tune: dict[str, Any] = Field(default={"name": "full"}, description="The tune's name, and its options.")
+    privacy: PrivacySettings = PrivacySettings()
     run: RunSettings = RunSettings()
     _own: FromPython = PrivateAttr(default_factory=FromPython)
     _made: Made = PrivateAttr(default_factory=Made)

@@ -13,13 +13,12 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fedvit.core import randomness
 from fedvit.core.batches import Batch
-from fedvit.core.client import Client, LocalSettings, Predictor
+from fedvit.core.client import Client, LocalSettings, Loss, Predictor
 from fedvit.core.errors import DivergedError
 from fedvit.core.tree import Tree
 
 Named = Mapping[str, nn.Parameter]
 RateGroup = dict[str, Any]  # parameters with their learning rate, as PyTorch's optimizers take them
-Loss = Callable[[Predictor, Tensor, Tensor], Tensor]  # from model, images and labels to the value to minimize
 
 
 def descend(
@@ -55,10 +54,15 @@ def descend(
         )
         with training(client, learn, epochs, tag) as batches:
             for x, y in itertools.islice(batches, steps):
-                with settings.autocast():
-                    value = loss(model, x, y)
-                stepper.zero_grad(set_to_none=True)
-                value.backward()  # type: ignore[no-untyped-call]
+                if client.private is None:
+                    with settings.autocast():
+                        value = loss(model, x, y)
+                    stepper.zero_grad(set_to_none=True)
+                    value.backward()  # type: ignore[no-untyped-call]
+                else:
+                    value, slopes = client.private.gradient(client, parameters, list(parameters), x, y, loss)
+                    for name, parameter in parameters.items():
+                        parameter.grad = slopes[name]
                 if adjust is not None:
                     adjust(parameters)
                 clip_([p.grad for p in parameters.values() if p.grad is not None], settings.clip_grad)
@@ -163,6 +167,8 @@ def gradient(
     The module keeps its mode and its own weights; batch statistics are written to the buffers in `weights`.
     """
     names = [name for name, _ in client.module.named_parameters() if name in weights and (only is None or name in only)]
+    if client.private is not None:
+        return client.private.gradient(client, weights, names, x, y, client.loss)
     leaves = {name: weights[name].detach().requires_grad_() for name in names}
 
     def model(x: Tensor) -> Tensor:
@@ -180,7 +186,7 @@ def note_loss(client: Client, losses: Sequence[tuple[int, Tensor]], end: Tree) -
     """Report the mean loss per image, and raise an error if the loss or a weight is not finite."""
     if losses:
         total = torch.stack([count * value for count, value in losses]).sum()
-        client.scalars["loss"] = total.item() / sum(count for count, _ in losses)
+        client.scalars["loss"] = total.item() / max(1, sum(count for count, _ in losses))
         _check_finite(client, end)
 
 

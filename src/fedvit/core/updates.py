@@ -24,20 +24,23 @@ def update_in(up: Payload, down: Payload, changes: Collection[str] = ()) -> Tree
         for name, tensor in tree.items()
         if tensor.is_floating_point() and (group in changes or name in down.trees.get(group, {}))
     ]
-    after = [up.trees[group][name] for group, name in names]
-    before = [_start(up, down, changes, group, name) for group, name in names]
-    found = torch._foreach_sub(after, before) if names else ()
-    return {f"{group}/{name}": tensor for (group, name), tensor in zip(names, found, strict=True)}
+    found = {f"{group}/{name}": up.trees[group][name] for group, name in names}
+    values = [(group, name) for group, name in names if group not in changes]
+    if values:
+        pairs = [[trees[group][name] for group, name in values] for trees in (up.trees, down.trees)]
+        differences = torch._foreach_sub(*pairs)
+        found |= {f"{group}/{name}": change for (group, name), change in zip(values, differences, strict=True)}
+    return found
 
 
-def _start(up: Payload, down: Payload, changes: Collection[str], group: str, name: str) -> Tensor:
-    return torch.zeros_like(up.trees[group][name]) if group in changes else down.trees[group][name]
+def flat(update: Tree) -> Tensor:
+    """Return all numbers of an update as one vector, in memory of its own, so that sums over it always round alike."""
+    return torch.cat([tensor.reshape(-1) for tensor in update.values()]) if update else torch.zeros(0)
 
 
-def length(update: Tree) -> float:
-    """Return the joint L2 norm of an update."""
-    parts = [tensor for tensor in update.values() if tensor.numel()]
-    return float(torch.stack([norm.double() for norm in torch._foreach_norm(parts)]).norm()) if parts else 0.0
+def length(vector: Tensor) -> float:
+    """Return the L2 norm of an update that `flat` made."""
+    return float(torch.linalg.vector_norm(vector))
 
 
 def clip_update(
@@ -45,12 +48,12 @@ def clip_update(
 ) -> Payload:
     """Return the report with its update shortened to the norm `bound`; one that is short enough stays as it is."""
     update = update_in(up, down, changes) if update is None else update
-    norm = length(update)
+    norm = length(flat(update))
     if norm <= bound:
         return up
     factor = bound / norm if math.isfinite(norm) else 0.0
     trees = {group: dict(tree) for group, tree in up.trees.items()}
     for path, change in update.items():
         group, name = path.split("/", 1)
-        trees[group][name] = torch.add(_start(up, down, changes, group, name), change, alpha=factor)
+        trees[group][name] = change * factor if group in changes else down.trees[group][name] + change * factor
     return Payload(trees, up.scalars)

@@ -25,6 +25,7 @@ from fedvit.data.manifest import class_names, is_manifest, read_manifest
 from fedvit.data.patients import contradictions, find_patients
 from fedvit.data.sources import has_files, load_dataset, locate
 
+NO_LABEL = "(no label)"
 SHORTEST_TYPO = 6  # letters of a class name below which one different letter means nothing
 
 
@@ -39,16 +40,20 @@ class PatientCount:
 
 @dataclass(frozen=True)
 class Check:
-    """Good images by site (an empty name if there are none) and class, what is bad, and what may be a mistake."""
+    """Good images by site (an empty name if there are none) and class, what is bad, and what may be a mistake.
+
+    An image with several labels counts for each of them.
+    """
 
     counts: dict[str, dict[str, int]]
+    images_of: dict[str, int]  # by site
     bad: tuple[Note, ...]
     hints: tuple[Note, ...]
     patients: dict[str, PatientCount] = field(default_factory=dict)  # by site, if the source says whose an image is
 
     @property
     def images(self) -> int:
-        return sum(sum(classes.values()) for classes in self.counts.values())
+        return sum(self.images_of.values())
 
     def to_json(self) -> dict[str, Any]:
         return {"images": self.images, **asdict(self)}
@@ -59,7 +64,7 @@ class _Item:
     """One file or image: its name, and where it belongs."""
 
     name: str
-    label: str
+    labels: tuple[str, ...]
     site: str
     part: str  # train, test or val, or nothing
     patient: str = ""
@@ -73,20 +78,21 @@ def check_files(path: Path, settings: DataSettings) -> Check:
         items, bad = _placed(path, settings)
         files = {item.name: path / item.name for item in items}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        problems = pool.map(lambda file: _problem_with(file, settings.window), files.values())
+        problems = pool.map(lambda file: _problem_with(file, settings.window, settings.max_pixels), files.values())
         found = dict(zip(files, problems, strict=True))
     bad += [Note(kind, (name,), f"{name} {text}") for name, (kind, text) in found.items() if kind]
     good = [item for item in items if not found[item.name][0]]
     wrong, hints = _judged(good, lambda item: _hash_of(files[item.name]), lambda item: files[item.name].stat().st_size)
-    labels, sites = ({getattr(item, key) for item in items} for key in ("label", "site"))
+    labels, sites = {label for item in items for label in item.labels}, {item.site for item in items}
     similar, typos = similar_names("classes", labels)
     same_sites = [Note("similar sites", note.names, note.text) for note in similar_names("sites", sites)[0]]
     patients = _count_patients(good)
-    scans = [item.name for item in good if files[item.name].suffix.lower() in dicom.SUFFIXES]
+    scans = [item.name for item in good if dicom.is_dicom(files[item.name])]
     if scans and not patients:
         text = f"{len(scans)} DICOM files name their patients: --set data.patient=dicom keeps their images together"
         hints.append(Note("headers", (scans[0],), text))
-    return Check(_counted(good), (*bad, *similar, *wrong), (*typos, *same_sites, *hints, *_lonely(patients)), patients)
+    findings = (*bad, *similar, *wrong), (*typos, *same_sites, *hints, *_lonely(patients))
+    return Check(*_counted(good), *findings, patients)
 
 
 def check_dataset(dataset: Dataset) -> Check:
@@ -96,22 +102,29 @@ def check_dataset(dataset: Dataset) -> Check:
     tests = dataset.official_test if dataset.official_test is not None else [None] * len(dataset)
     parts = {None: "", True: "test", False: "train"}
     items = [
-        _Item(
-            f"image {number}", dataset.class_names[label], site_of[owner], parts[None if test is None else bool(test)]
-        )
-        for number, (label, owner, test) in enumerate(zip(dataset.labels, owners, tests, strict=True))
+        _Item(f"image {number}", labels, site_of[owner], parts[None if test is None else bool(test)])
+        for number, (labels, owner, test) in enumerate(zip(_names_by_image(dataset), owners, tests, strict=True))
     ]
     numbers = {item.name: number for number, item in enumerate(items)}
     wrong, hints = _judged(items, lambda item: hashlib.sha256(dataset.images[numbers[item.name]].tobytes()).hexdigest())
     similar, typos = similar_names("classes", dataset.class_names)
-    return Check(_counted(items), (*similar, *wrong), (*typos, *hints))
+    return Check(*_counted(items), (*similar, *wrong), (*typos, *hints))
 
 
-def _counted(items: Iterable[_Item]) -> dict[str, dict[str, int]]:
+def _names_by_image(dataset: Dataset) -> list[tuple[str, ...]]:
+    names = dataset.class_names
+    if dataset.several_labels:
+        return [tuple(names[number] for number in row.nonzero()[0]) for row in dataset.labels]
+    return [(names[label],) for label in dataset.labels]
+
+
+def _counted(items: Sequence[_Item]) -> tuple[dict[str, dict[str, int]], dict[str, int]]:
+    """Count images by site and class, and by site."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for item in items:
-        counts[item.site][item.label] += 1
-    return {site: dict(sorted(classes.items())) for site, classes in sorted(counts.items())}
+        counts[item.site].update(item.labels or (NO_LABEL,))
+    by_class = {site: dict(sorted(classes.items())) for site, classes in sorted(counts.items())}
+    return by_class, dict(sorted(Counter(item.site for item in items).items()))
 
 
 def _count_patients(items: Sequence[_Item]) -> dict[str, PatientCount]:
@@ -120,7 +133,8 @@ def _count_patients(items: Sequence[_Item]) -> dict[str, PatientCount]:
     classes: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for item in items if any(item.patient for item in items) else []:
         images[item.site][item.patient] += 1
-        classes[item.site][item.label].add(item.patient)
+        for label in item.labels or (NO_LABEL,):
+            classes[item.site][label].add(item.patient)
     return {
         site: PatientCount(
             len(counts),
@@ -149,29 +163,30 @@ def _lonely(patients: dict[str, PatientCount]) -> Iterator[Note]:
 
 def _listed(path: Path, settings: DataSettings) -> tuple[list[_Item], list[Note], dict[str, Path]]:
     """Return every row of a manifest whose file exists, what is wrong with the manifest, and the files."""
-    found = read_manifest(path, settings.site, settings.patient, skip_bad=True)
+    found = read_manifest(path, settings.site, settings.patient, skip_bad=True, task=settings.task)
     notes = [*found.notes, *found.missing]
     try:
-        class_names([row.label for row in found.rows], settings.class_list, path)
+        class_names(found, settings.class_list, path)
     except UserError as problem:
         notes.append(Note("classes", (), str(problem)))
     if not found.rows and not notes:
         notes.append(Note("manifest", (), f"{path} has no images: expected one line for each"))
     rows = {row.name: row for row in found.rows}
-    items = [_Item(row.name, row.label, row.site, row.part, row.patient) for row in rows.values()]
+    items = [_Item(row.name, row.labels, row.site, row.part, row.patient) for row in rows.values()]
     return items, notes, {name: row.file for name, row in rows.items()}
 
 
 def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]]:
     """Return every file with its class, site and part, and what is wrong with the folders themselves."""
     if settings.layout == "tiny_imagenet" or (settings.layout == "auto" and folders.is_tiny_imagenet(root)):
-        scan = folders.scan(root, settings.layout, ())
+        scan = folders.scan(root, settings.layout, (), follow=settings.follow_links)
         names = [os.path.relpath(file, root) for file in scan.files]
-        return [_Item(n, scan.class_names[y], "", "") for n, y in zip(names, scan.labels, strict=True)], []
+        return [_Item(n, (scan.class_names[y],), "", "") for n, y in zip(names, scan.labels, strict=True)], []
+    found = folders.leaves(root, settings.patient, follow=settings.follow_links)
     items, bad = [], list(_misplaced(root))
     depths: dict[bool, str] = {}
     classes: dict[str, set[str]] = defaultdict(set)
-    for leaf in folders.leaves(root, settings.patient):
+    for leaf in found:
         folder = os.path.relpath(leaf.folder, root)
         try:
             where = folders.place(leaf.parts, root, settings.layout)
@@ -182,7 +197,7 @@ def _placed(root: Path, settings: DataSettings) -> tuple[list[_Item], list[Note]
         classes[where.site or ""].add(where.label)
         if not leaf.files and not settings.class_list and where.part in (None, "train"):
             bad.append(Note("empty folder", (folder,), f"{folder} is empty: remove the folder or fill it"))
-        items += [_Item(f"{folder}/{n}", where.label, where.site or "", where.part or "") for n in leaf.files]
+        items += [_Item(f"{folder}/{n}", (where.label,), where.site or "", where.part or "") for n in leaf.files]
     if settings.patient is not None and items and not bad:
         items, wrong = _with_patients(root, items, settings.patient)
         bad += wrong
@@ -243,7 +258,7 @@ def check_source(settings: DataSettings) -> Check:
     return check_dataset(load_dataset(settings, None))
 
 
-def _problem_with(file: Path, window: str | None) -> tuple[str, str]:
+def _problem_with(file: Path, window: str | None, most: int) -> tuple[str, str]:
     """Return the kind of a file's problem and what it is, or two empty texts."""
     try:
         about = file.stat()
@@ -251,13 +266,16 @@ def _problem_with(file: Path, window: str | None) -> tuple[str, str]:
             return "not a file", "is not a regular file"
         if about.st_size == 0:
             return "empty", "is empty"
-        decode(file, (8, 8), Counter(), window)
+        decode(file, (8, 8), Counter(), window, most)
         return "", ""
     except OSError as problem:
         return "unreadable", f"cannot be opened: {problem.strerror}"
     except (UnreadableError, UserError) as problem:
         text = str(problem).removeprefix(f"{file} ")
-        large = {"over 89 million": "too large", "decompression bomb": "too large"}  # the second if warnings are errors
+        large = {
+            "over data.max_pixels": "too large",
+            "decompression bomb": "too large",
+        }  # the second if warnings are errors
         kinds = {"is not an image": "not an image", "truncated": "truncated", **large}
         return next((kind for word, kind in kinds.items() if word in text), "unreadable"), text
 
@@ -284,12 +302,13 @@ def _judged(
     bad, hints = [], []
     for group in (group for group in same.values() if len(group) > 1):
         names = tuple(item.name for item in group)
-        labels, sites, parts, who = (
-            {getattr(item, key) for item in group} for key in ("label", "site", "part", "patient")
-        )
+        labels = {frozenset(item.labels) for item in group}
+        sites, parts, who = ({getattr(item, key) for item in group} for key in ("site", "part", "patient"))
         told = f"the same image is at {', '.join(names)}"
         if len(labels) > 1:
-            bad.append(Note("two labels", names, f"{told}: it has {len(labels)} labels"))
+            several = any(len(own) != 1 for own in labels)
+            different = "different labels" if several else f"{len(labels)} labels"
+            bad.append(Note("two labels", names, f"{told}: it has {different}"))
         elif len(sites) > 1:
             hints.append(Note("two sites", names, f"{told}: {len(sites)} sites have it"))
         elif len(who) > 1:

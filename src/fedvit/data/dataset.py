@@ -28,7 +28,7 @@ class Dataset:
 
     name: str
     images: Images  # (samples, height, width, 1 or 3), in memory or a memory map
-    labels: Labels
+    labels: Labels  # (samples) class numbers, or (samples, classes) 0 or 1 where an image may have several labels
     class_names: tuple[str, ...]
     official_test: NDArray[np.bool_] | None = None  # if the source defines a test set
     sites: Labels | None = None  # the domain or site of each image
@@ -54,6 +54,11 @@ class Dataset:
     @property
     def classes(self) -> int:
         return len(self.class_names)
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether an image may have several of the classes, or none."""
+        return self.labels.ndim == 2
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -82,13 +87,32 @@ def with_channels(images: NDArray[Any], source: object) -> Images:
     return images
 
 
-def flat_labels(labels: NDArray[Any], source: object) -> Labels:
-    """Return one integer label per image; MedMNIST stores its labels as a column."""
+def checked_labels(labels: NDArray[Any], source: object) -> Labels:
+    """Return class numbers (images), which MedMNIST stores as a column, or 0 and 1 by image and label."""
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or (len(labels) and labels.min() < 0):
-        raise UserError(f"{source}: expected one class number per image, from 0, found {labels.dtype} {labels.shape}")
+    several = labels.ndim == 2 and labels.shape[1] > 0
+    if several and np.issubdtype(labels.dtype, np.floating) and np.isin(labels, (0, 1)).all():
+        labels = labels.astype(np.int64)  # as losses of several labels take them
+    whole = np.issubdtype(labels.dtype, np.integer) or labels.dtype == np.bool_
+    outside = len(labels) and (labels.min() < 0 or (several and labels.max() > 1))
+    if not (several or labels.ndim == 1) or not whole or outside:
+        raise UserError(
+            f"{source}: expected one class number per image, from 0, or an array (images, labels) of 0 and 1; found "
+            f"{labels.dtype} {labels.shape}{f' from {labels.min()} to {labels.max()}' if outside else ''}"
+        )
     return labels.astype(np.int64)
+
+
+def count_classes(labels: Labels, classes: int) -> NDArray[np.int64]:
+    """Count the images of every class; with several labels, those that have it."""
+    counts: NDArray[np.int64] = labels.sum(0) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
+    return counts
+
+
+def count_present(labels: Labels) -> int:
+    """Return how many classes these images have."""
+    return int(labels.any(0).sum()) if labels.ndim == 2 else len(np.unique(labels))
 
 
 def metrics_of(settings: DataSettings, classes: int) -> tuple[str, ...]:
@@ -97,10 +121,32 @@ def metrics_of(settings: DataSettings, classes: int) -> tuple[str, ...]:
 
 
 def wants_auroc(settings: DataSettings, classes: int) -> bool:
-    """Return whether to measure AUROC too: as set, or by default for two classes and for MedMNIST's datasets."""
+    """Return whether to measure AUROC too: as set; by default for two classes, several labels, and MedMNIST."""
     if settings.auroc is not None:
         return settings.auroc
+    if settings.several_labels:
+        return True
     return classes == 2 or medmnist.medmnist_name(Path(settings.name).stem) is not None
+
+
+def one_class_each(dataset: Dataset, *, by_site: bool = False) -> Dataset:
+    """Return the dataset with one class per image, for dealing images out: the rarest of its labels.
+
+    An image without any label is of one more class. `by_site` counts what is rare within every site, so that a site
+    that sees only its own images finds the same.
+    """
+    if not dataset.several_labels:
+        return dataset
+    classes = np.full(len(dataset), dataset.classes)
+    owners = dataset.sites if by_site and dataset.sites is not None else np.zeros(len(dataset), dtype=np.int64)
+    for owner in np.unique(owners):
+        mine = dataset.labels[owners == owner]
+        rarest = np.argsort(mine.sum(0), kind="stable")
+        first = rarest[mine[:, rarest].argmax(1)]
+        classes[owners == owner] = np.where(mine.any(1), first, dataset.classes)
+    present, numbers = np.unique(classes, return_inverse=True)
+    names = (*dataset.class_names, "no label")
+    return replace(dataset, labels=numbers, class_names=tuple(names[number] for number in present))
 
 
 # Training with fewer images.

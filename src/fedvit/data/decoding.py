@@ -1,8 +1,11 @@
 """How a file becomes an image of 8 bits: PNG, JPEG and whatever else PIL reads, and DICOM."""
 
 import re
+import threading
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvit.core.errors import UserError
+from fedvit.core.settings import MAX_PIXELS
 from fedvit.data import dicom
 from fedvit.data.cache import UnreadableError
 
-MOST_PIXELS = 89_478_485  # of an image; PIL warns of more, which may be a small file made to fill the memory
+LARGE = 10_000_000  # pixels; larger images are decoded one at a time, so that memory holds one of them per process
+_ONE_LARGE = threading.Lock()
 warnings.filterwarnings("ignore", "Image size .* could be decompression bomb")  # it is an error here
 RANGE = "range"  # as data.window: from the smallest to the largest grey level of each image
 DARK = 4096  # 16-bit levels below it fill only 12 bits
 Bytes = NDArray[np.uint8]
 
 
-def decode(file: Path, size: tuple[int, int], modes: Counter[str], window: str | None = None) -> Bytes:
+def decode(
+    file: Path, size: tuple[int, int], modes: Counter[str], window: str | None = None, most: int = MAX_PIXELS
+) -> Bytes:
     """Decode an image, squash it to size (width, height), convert it to 8-bit color, and count its mode in `modes`.
 
-    `window` is data.window: how grey levels of more than 8 bits become 8 bits.
+    `window` is data.window: how grey levels of more than 8 bits become 8 bits. `most` is data.max_pixels.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -31,19 +38,22 @@ def decode(file: Path, size: tuple[int, int], modes: Counter[str], window: str |
         if file.exists() and not file.is_file():  # opening a pipe would wait for ever
             raise UnreadableError(f"{file} is not a regular file")
         if dicom.is_dicom(file):
-            colour, mode = _from_dicom(file, window)
+            colour, mode = _from_dicom(file, window, most)
+            modes["dicom"] += 1
         else:
-            colour, mode = _from_pil(file, window, modes)
-        image = Image.fromarray(colour).convert("RGB")
+            colour, mode = _from_pil(file, window, modes, most)
+        image = Image.fromarray(colour)
         if image.size != size:
             image = image.resize(size, Image.Resampling.BILINEAR)
         modes[mode] += 1
-        return np.asarray(image, dtype=np.uint8)
+        return np.asarray(image.convert("RGB"), dtype=np.uint8)
     except (UnreadableError, UserError):
         raise
     except Image.DecompressionBombError as problem:
+        raise UnreadableError(f"{file} has too many pixels, which PIL does not read: shrink it") from problem
+    except MemoryError as problem:
         raise UnreadableError(
-            f"{file} has too many pixels, over {MOST_PIXELS // 10**6} million: shrink it"
+            f"{file} does not fit in memory: shrink it, or set a smaller data.max_pixels"
         ) from problem
     except UnidentifiedImageError as problem:
         raise UnreadableError(f"{file} is not an image") from problem
@@ -53,17 +63,30 @@ def decode(file: Path, size: tuple[int, int], modes: Counter[str], window: str |
         raise UnreadableError(f"{file} cannot be read: {problem}") from problem
 
 
-def _from_pil(file: Path, window: str | None, modes: Counter[str]) -> tuple[Bytes, str]:
+def too_many(file: Path, width: int, height: int, most: int) -> UnreadableError:
+    """Return the error for an image whose header claims more pixels than data.max_pixels."""
+    return UnreadableError(
+        f"{file} has {width} x {height} pixels, over data.max_pixels={most}: shrink it, or set a larger limit if there "
+        "is memory for it"
+    )
+
+
+@contextmanager
+def _in_turn(pixels: int) -> Iterator[None]:
+    """Wait until no other thread holds a large image, if this is one."""
+    with _ONE_LARGE if pixels > LARGE else nullcontext():
+        yield
+
+
+def _from_pil(file: Path, window: str | None, modes: Counter[str], most: int) -> tuple[Bytes, str]:
     from PIL import Image
 
-    with Image.open(file) as image:
+    with Image.open(file) as image, _in_turn(image.size[0] * image.size[1]):
         width, height = image.size
         if width * height == 0:
             raise UnreadableError(f"{file} has a size of {width} x {height}")
-        if width * height > MOST_PIXELS:
-            raise UnreadableError(
-                f"{file} has {width} x {height} pixels, over {MOST_PIXELS // 10**6} million: shrink it"
-            )
+        if width * height > most:
+            raise too_many(file, width, height, most)
         if image.mode == "F" or image.mode.startswith("I"):  # PIL would clip at 255 instead of scaling
             levels = np.asarray(image)
             if window is None:
@@ -83,9 +106,9 @@ def _check_sixteen_bits(levels: NDArray[Any], file: Path) -> None:
         raise UnreadableError(f"{file} has grey levels from {levels.min()} to {levels.max()}, not 16 bits: {how}'s own")
 
 
-def _from_dicom(file: Path, window: str | None) -> tuple[Bytes, str]:
+def _from_dicom(file: Path, window: str | None, most: int) -> tuple[Bytes, str]:
     """Read a DICOM file with the window that is set, else its own lookup table or window, else its own range."""
-    frame = dicom.read_frame(file, MOST_PIXELS)
+    frame = dicom.read_frame(file, most)
     if frame.pixels.ndim == 3:
         return frame.pixels, "colour"
     if window is None and frame.lut is not None:

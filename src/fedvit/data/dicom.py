@@ -51,7 +51,8 @@ def read_frame(file: Path, most_pixels: int) -> Frame:
             )
         if height * width > most_pixels:
             raise UnreadableError(
-                f"{file} has {width} x {height} pixels, over {most_pixels // 10**6} million: shrink it"
+                f"{file} has {width} x {height} pixels, over data.max_pixels={most_pixels}: shrink it, or set a larger "
+                "limit if there is memory for it"
             )
         kind = str(header.PhotometricInterpretation)
         pixels = _decoded(pydicom, header, file)
@@ -105,6 +106,8 @@ def patients_from_headers(files: Sequence[Path], *, skip_bad: bool) -> tuple[str
     empty: list[Path] = []
     for number, file in enumerate(files):
         try:
+            if not file.is_file():  # opening a pipe would wait for ever
+                raise UnreadableError(f"{file} is not a regular file")
             header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=["PatientID"])
         except Exception:  # its text may quote the header
             if not skip_bad:

@@ -61,19 +61,42 @@ class _Leaf:
     files: tuple[str, ...]
 
 
-def leaves(root: Path, patient: str | None = None) -> list[_Leaf]:
-    """Return all leaves sorted by name, following links and skipping hidden names; an empty folder is a leaf too.
+def leaves(root: Path, patient: str | None = None, *, follow: bool = False) -> list[_Leaf]:
+    """Return all leaves sorted by name, skipping hidden names; an empty folder is a leaf too.
 
-    If the last folder is the patient's, it is not among the parts, which end with the class.
+    If the last folder is the patient's, it is not among the parts, which end with the class. A link that leads out of
+    the root is an error, unless `follow` (data.follow_links) is set.
     """
-    found, below = [], 1 if patient == FOLDER else 0
+    found, below, top = [], 1 if patient == FOLDER else 0, os.path.realpath(root)
     for base, directories, files in os.walk(root, followlinks=True):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
+        for name in directories:
+            _check_link(os.path.join(base, name), top, follow)
         if not directories and Path(base) != root:
             names = tuple(sorted(name for name in files if not name.startswith(".")))
+            for name in names:
+                _check_link(os.path.join(base, name), top, follow)
             parts = Path(base).relative_to(root).parts
             found.append(_Leaf(Path(base), parts[: len(parts) - below], names))
     return found
+
+
+def _check_link(path: str, top: str, follow: bool) -> None:
+    """Refuse a link that leads out of a folder, or back to a folder that contains it."""
+    if not os.path.islink(path):
+        return
+    target, above = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
+    if os.path.isdir(target) and _lies_in(above, target):
+        raise UserError(f"{path} is a link to a folder that contains it: remove the link")
+    if not follow and not _lies_in(target, top):
+        raise UserError(
+            f"{path} is a link that leads out of {top}, to {target}: copy the images, or follow such links with --set "
+            "data.follow_links=true"
+        )
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return os.path.join(path, "").startswith(os.path.join(folder, ""))
 
 
 def _part_of(name: str) -> str | None:
@@ -86,7 +109,10 @@ def _part_of(name: str) -> str | None:
 
 def looks_like_images(folder: Path) -> bool:
     """Return whether any folder below holds an image."""
-    some = (leaf.files[:1] for leaf in leaves(folder))
+    try:
+        some = [leaf.files[:1] for leaf in leaves(folder, follow=True)]
+    except UserError:
+        return False
     return any(Path(name).suffix.lower() in SUFFIXES for files in some for name in files)
 
 
@@ -111,12 +137,18 @@ def place(parts: tuple[str, ...], root: Path, layout: Layout) -> _Place:
     )
 
 
-def site_names(root: Path, layout: Layout, patient: str | None = None) -> tuple[str, ...]:
+def site_names(root: Path, layout: Layout, patient: str | None = None, *, follow: bool = False) -> tuple[str, ...]:
     """Return the domains or sites below a folder; there are none if classes come first."""
     if layout in ("class", "tiny_imagenet") or is_tiny_imagenet(root):
         return ()
     return tuple(
-        sorted({g for leaf in leaves(root, patient) if (g := place(leaf.parts, root, layout).site) is not None})
+        sorted(
+            {
+                g
+                for leaf in leaves(root, patient, follow=follow)
+                if (g := place(leaf.parts, root, layout).site) is not None
+            }
+        )
     )
 
 
@@ -126,14 +158,20 @@ def is_tiny_imagenet(root: Path) -> bool:
 
 
 def scan(
-    root: Path, layout: Layout, class_list: Sequence[str], patient: str | None = None, *, join_val: bool = True
+    root: Path,
+    layout: Layout,
+    class_list: Sequence[str],
+    patient: str | None = None,
+    *,
+    join_val: bool = True,
+    follow: bool = False,
 ) -> Scan:
     """Find every image file with its class, site and part; validation images that no test needs may be left out."""
     if layout == "tiny_imagenet" or (layout == "auto" and is_tiny_imagenet(root)):
-        return _scan_tiny_imagenet(root)
+        return _scan_tiny_imagenet(root, follow=follow)
     placed = [
         (leaf.folder, place(leaf.parts, root, layout), [leaf.folder / name for name in leaf.files])
-        for leaf in leaves(root, patient)
+        for leaf in leaves(root, patient, follow=follow)
     ]
     if not placed:
         raise UserError(f"no image folders in {root}: expected class/image or site/class/image")
@@ -189,7 +227,7 @@ def _agreed_classes(
     return tuple(sorted(every))
 
 
-def _scan_tiny_imagenet(root: Path) -> Scan:
+def _scan_tiny_imagenet(root: Path, *, follow: bool) -> Scan:
     """Find train/WNID/images/* and, as test set, val/images/* with val_annotations.txt, or val/WNID/*."""
     if not is_tiny_imagenet(root):
         raise UserError(f"{root} does not have Tiny-ImageNet's layout: expected wnids.txt, train/ and val/")
@@ -202,7 +240,7 @@ def _scan_tiny_imagenet(root: Path) -> Scan:
     labels: list[int] = []
     tests: list[bool] = []
     for part in ("train", "val"):
-        for leaf in leaves(root / part) if (root / part).is_dir() else []:
+        for leaf in leaves(root / part, follow=follow) if (root / part).is_dir() else []:
             if leaf.parts[0] in numbers:
                 chosen = [leaf.folder / name for name in leaf.files if Path(name).suffix.lower() in SUFFIXES]
                 files += chosen
@@ -211,7 +249,8 @@ def _scan_tiny_imagenet(root: Path) -> Scan:
     for image, name in _annotations(root / "val" / "val_annotations.txt") if not any(tests) else []:
         if name not in numbers:
             raise UserError(f"{root}/val/val_annotations.txt names the class {name!r}, which wnids.txt does not list")
-        files.append(root / "val" / "images" / image)
+        files.append(root / "val" / "images" / Path(image).name)
+        _check_link(str(files[-1]), os.path.realpath(root), follow)
         labels.append(numbers[name])
         tests.append(True)
     missing = [name for label, name in enumerate(ids) if label not in labels]

@@ -9,7 +9,10 @@ CLASSES: dict[str, tuple[str, ...]] = {
         "adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
         "cancer-associated stroma", "colorectal adenocarcinoma epithelium",
     ),
-    "chestmnist": (),  # several labels per image, which we do not read
+    "chestmnist": (  # several labels per image
+        "atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia", "pneumothorax",
+        "consolidation", "edema", "emphysema", "fibrosis", "pleural thickening", "hernia",
+    ),
     "dermamnist": (
         "actinic keratoses", "basal cell carcinoma", "benign keratosis", "dermatofibroma", "melanoma",
         "melanocytic nevi", "vascular lesions",

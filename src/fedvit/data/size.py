@@ -60,13 +60,15 @@ def _size_of_npz(path: Path, *, join_val: bool) -> DataSize:
             shapes = {name.removesuffix(".npy"): _shape(archive, name) for name in archive.namelist()}
         with np.load(path, allow_pickle=False) as file:
             labels = [file[key] for key in file.files if key.endswith("_labels")]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as problem:
+    except Exception as problem:  # zipfile, zlib, numpy and its tokenizer each have errors of their own
         raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
     parts = [key for key in shapes if key.endswith("_images") and (join_val or key != "val_images")]
     images = {key: shapes[key] for key in parts}
     if not images or not labels:
         raise UserError(f"{path} lacks train_images and train_labels; it has {', '.join(sorted(shapes)) or 'nothing'}")
-    return _size_of_arrays(path, images, 1 + max(int(part.max()) for part in labels if part.size))
+    several = max(part.shape[1] if part.ndim == 2 else 1 for part in labels)
+    classes = several if several > 1 else 1 + max(int(part.max()) for part in labels if part.size)
+    return _size_of_arrays(path, images, classes)
 
 
 def _size_of_arrays(path: Path, images: Mapping[str, tuple[int, ...]], classes: int) -> DataSize:

@@ -4,7 +4,6 @@ import json
 import logging
 import math
 import zipfile
-import zlib
 from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
@@ -15,9 +14,9 @@ import numpy as np
 import psutil
 
 from fedvit.core.errors import UserError, nearest
-from fedvit.core.settings import DataSettings
+from fedvit.core.settings import MAX_PIXELS, DataSettings
 from fedvit.data import cache, dicom, folders, manifest, medmnist
-from fedvit.data.dataset import Dataset, flat_labels, join_parts, with_channels
+from fedvit.data.dataset import Dataset, checked_labels, count_classes, join_parts, with_channels
 from fedvit.data.decoding import RANGE, decode, read_window
 from fedvit.data.patients import contradictions, find_patients, hash_patients, number_patients
 from fedvit.data.torchvision_sets import TORCHVISION, class_names, from_torchvision, has_torchvision
@@ -45,7 +44,36 @@ def load_dataset(settings: DataSettings, size: int | None) -> Dataset:
         whole = from_npz(path, join_val=settings.join_val)
     else:
         raise UserError(unknown(settings))
+    check_task(whole, settings)
     return whole
+
+
+def check_task(dataset: Dataset, settings: DataSettings) -> None:
+    """Refuse a dataset whose labels are of another kind than data.task says."""
+    found = "multi" if dataset.several_labels else "single"
+    if settings.task not in (None, found):
+        has = "several labels" if dataset.several_labels else "one label"
+        raise UserError(
+            f"data.task={settings.task}, but {dataset.name} has {has} per image: leave data.task out, or give labels "
+            f"of the other kind"
+        )
+
+
+def task_of(settings: DataSettings) -> manifest.Task | None:
+    """Return whether images have one label each or several, without reading an image; None if it is unclear."""
+    path = locate(settings)
+    if path is None or path.is_dir():
+        return None
+    if manifest.is_manifest(path):
+        return manifest.task_of(path)
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open("train_labels.npy") as stream:
+            major, _ = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+            shape = read(stream)[0]
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        return None
+    return "multi" if len(shape) == 2 and shape[1] > 1 else "single"
 
 
 def locate(settings: DataSettings) -> Path | None:
@@ -75,7 +103,10 @@ def scan_files(path: Path, settings: DataSettings) -> folders.Scan:
     """Find all files of a folder or manifest, with what their places or the manifest say about each."""
     if manifest.is_manifest(path):
         return manifest.scan_manifest(path, settings)
-    found = folders.scan(path, settings.layout, settings.class_list, settings.patient, join_val=settings.join_val)
+    found = folders.scan(
+        path, settings.layout, settings.class_list, settings.patient,
+        join_val=settings.join_val, follow=settings.follow_links,
+    )  # fmt: skip
     if settings.patient is None:
         return found
     names = [file.relative_to(path).as_posix() for file in found.files]
@@ -117,7 +148,9 @@ def sites_of(settings: DataSettings) -> tuple[str, ...]:
     path = locate(settings)
     if path is not None and manifest.is_manifest(path):
         return manifest.site_names(path)
-    return folders.site_names(path, settings.layout, settings.patient) if path is not None and path.is_dir() else ()
+    if path is None or not path.is_dir():
+        return ()
+    return folders.site_names(path, settings.layout, settings.patient, follow=settings.follow_links)
 
 
 # Sources.
@@ -160,7 +193,7 @@ def from_npz(path: Path, *, join_val: bool = True) -> Dataset:
         raise UserError(
             f"{path} does not fit in memory: keep fewer images in it, or use a folder of images"
         ) from problem
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as problem:
+    except Exception as problem:  # zipfile, zlib, numpy and its tokenizer each have errors of their own
         raise UserError(f"{path} cannot be read as npz without pickles: {problem}") from problem
     needed = ("train_images", "train_labels", "test_images", "test_labels")
     missing = [key for key in needed if key not in arrays]
@@ -172,10 +205,13 @@ def from_npz(path: Path, *, join_val: bool = True) -> Dataset:
         if f"{part}_labels" not in arrays:
             raise UserError(f"{path} has {part}_images but no {part}_labels")
         images.append(with_channels(arrays.pop(f"{part}_images"), path))
-        labels.append(flat_labels(arrays[f"{part}_labels"], path))
+        labels.append(checked_labels(arrays[f"{part}_labels"], path))
         if len(images[-1]) != len(labels[-1]):
             raise UserError(f"{path}: {part}_images and {part}_labels have different lengths")
         tests.append(np.full(len(labels[-1]), part == "test"))
+    if len({part.shape[1:] for part in labels}) > 1:
+        told = ", ".join(f"{part}_labels {one.shape}" for part, one in zip(parts, labels, strict=True))
+        raise UserError(f"{path}: expected one class number per image or the same labels in every part, found {told}")
     numbers = np.concatenate(labels)
     names = class_names(arrays.get("class_names"), numbers, path)
     return Dataset(path.stem, join_parts(images, path), numbers, names, np.concatenate(tests))
@@ -210,6 +246,8 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
         log.warning("%d files do not exist and are skipped, such as %s", len(found.missing), found.missing[0])
     names = folders.fingerprint(found.files, root)
     key: Any = names if settings.window is None else [settings.window, names]
+    if settings.max_pixels != MAX_PIXELS:  # which files are skipped depends on it
+        key = [settings.max_pixels, key]
     if size is None:
         entry = cache.Entry(np.broadcast_to(np.zeros((), np.uint8), (count, 1, 1, 3)), np.ones(count, np.bool_), {})
     else:
@@ -219,7 +257,7 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
             key,
             count,
             size,
-            lambda number: decode(found.files[number], (size, size), modes, settings.window),
+            lambda number: decode(found.files[number], (size, size), modes, settings.window, settings.max_pixels),
             lambda: dict(modes),
             skip_bad=settings.skip_bad,
         )
@@ -229,7 +267,8 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
             "%d 16-bit images in %s use less than 12 bits and look nearly black: --set data.window=%s stretches each "
             "to its own range", kinds["dark"], root, RANGE,
         )  # fmt: skip
-    if found.patients is None and any(file.suffix.lower() in dicom.SUFFIXES for file in found.files):
+    by_suffix = (file.suffix.lower() in dicom.SUFFIXES for file in found.files)
+    if found.patients is None and (kinds.get("dicom") or any(by_suffix)):
         log.warning(
             "DICOM files name their patients: --set data.patient=%s keeps the images of a patient together",
             folders.HEADER,
@@ -261,9 +300,11 @@ def _from_files(path: Path, settings: DataSettings, size: int | None) -> Dataset
     if found.patients is not None:
         patients, whose = number_patients([who for who, is_good in zip(found.patients, good, strict=True) if is_good])
         hashes = () if size is None else hash_patients(whose, settings.cache_folder)
-    for label, name in enumerate(found.class_names):
-        number = int((labels == label).sum())
-        if number == 0 and not settings.class_list:
+    totals = count_classes(labels, len(found.class_names)).tolist()
+    for name, number in zip(found.class_names, totals, strict=True):
+        if number == 0 and labels.ndim == 2:
+            log.warning("no image in %s has the label %r", root, name)
+        elif number == 0 and not settings.class_list:
             raise UserError(f"the class {name!r} in {root} has no image that can be read")
         if number == 1:
             log.warning("the class %r in %s has one image, which can only be used to train or to test", name, root)
@@ -297,6 +338,8 @@ def list_datasets(settings: DataSettings) -> list[dict[str, Any]]:
     if folder and folder.is_dir():
         for path in sorted(folder.iterdir()):
             if path.is_dir() and folders.looks_like_images(path):
-                kind = "folders by domain or site" if folders.site_names(path, "auto") else "folders by class"
+                kind = (
+                    "folders by domain or site" if folders.site_names(path, "auto", follow=True) else "folders by class"
+                )
                 entries.append({"name": path.name, "kind": kind, "images": None, "classes": None, "present": True})
     return entries

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
 from fedvit.data import cache, folders, medmnist
-from fedvit.data.dataset import Dataset, Images, Labels, with_channels
+from fedvit.data.dataset import Dataset, Images, Labels, count_classes, with_channels
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +28,17 @@ PCAM_SPLITS = {  # torchvision's name -> the name in the files, and its images
 }  # fmt: skip
 
 
+MOST_CLASSES = 100_000  # a name is made for every number up to the largest label
+
+
 def class_names(names: NDArray[Any] | None, labels: Labels, source: object) -> tuple[str, ...]:
     """Return the given names, MedMNIST's own names for one of its files, or the class numbers themselves."""
     if len(labels) == 0:
         raise UserError(f"{source} has no images")
-    count = int(labels.max()) + 1
-    empty = sorted(set(range(count)) - set(labels.tolist()))
+    count = labels.shape[1] if labels.ndim == 2 else int(labels.max()) + 1
+    if count > MOST_CLASSES:
+        raise UserError(f"{source} has the class number {count - 1}: expected numbers below {MOST_CLASSES:,}")
+    empty = np.flatnonzero(count_classes(labels, count) == 0).tolist()
     if empty:
         log.warning("%s has no images of the classes with the numbers %s", source, ", ".join(map(str, empty[:5])))
     if names is None:

@@ -16,7 +16,7 @@ import torch
 
 from fedvit.core.files import write_json
 from fedvit.core.server import Server
-from fedvit.core.settings import Experiment
+from fedvit.core.settings import Experiment, PrivacySettings
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.engine.client_store import ClientStore
@@ -95,9 +95,9 @@ class _Bench:
         train = experiment.train.model_copy(
             update={"batch": size.batch, "epochs": 1, "lr": TINY_LR, "dropout": 0.0, "rounds": self.rounds + 1000}
         )
-        update = {"eval_every": 0, "until_accuracy": None, "before_after": False, "finetune": 0}
+        update = {"eval_every": 0, "until_accuracy": None, "before_after": False, "clinical": False, "finetune": 0}
         run = experiment.run.model_copy(update=update)
-        self.experiment = experiment.model_copy(update={"train": train, "run": run})
+        self.experiment = experiment.model_copy(update={"train": train, "run": run, "privacy": PrivacySettings()})
         self.net, self.size, self.workers = net, size, workers
         self.dataset, self.partition = _noise(net.classes, shape, workers, size, chooses=_chooses(net))
         device = torch.device(experiment.run.devices[0])

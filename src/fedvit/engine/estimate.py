@@ -252,7 +252,7 @@ def log_estimate(
     """Log what the rest of a run will take, if a command listens: it takes a moment to find out."""
     if log.handlers and after < experiment.train.rounds:
         found = estimate_run(experiment, net, dataset, partition, workers, after)
-        most = "at most " if experiment.run.until_accuracy is not None else ""
+        most = "at most " if (experiment.run.until_accuracy or experiment.run.patience) is not None else ""
         log.info("%s: %s%s", experiment.label, most, say(found))
 
 

@@ -29,7 +29,7 @@ class InProcess:
         for name, down in messages.items():
             memory = self.store.get(name)
             if task == "evaluate":
-                yield name, self.worker.evaluate(name, down, memory)
+                yield name, self.worker.evaluate_here(name, down, memory)
             elif self.fails(name, int(down.scalars["round"])):
                 yield name, Failure(DROPPED)
             else:

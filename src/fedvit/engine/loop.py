@@ -4,9 +4,10 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fedvit.core.cases import CASES, Cases
 from fedvit.core.errors import one_line
 from fedvit.core.metrics import AUROC, METRICS, over_clients
 from fedvit.core.payload import CLAIMED, Failure, Payload
@@ -37,6 +38,7 @@ class Round:
     row: dict[str, Any]
     scores: Scores | None
     ledger: Ledger
+    cases: Mapping[str, Cases] = field(default_factory=dict)  # test images one by one, of clients on this machine
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -52,7 +54,7 @@ def federate(
     evaluate_server: Callable[[Tree, int, Scores], Mapping[str, float] | None] | None,
     test_samples: Mapping[str, int],
 ) -> Iterator[Round]:
-    """Run the rounds after `server.round`, one at a time, until the last round or the requested accuracy."""
+    """Run the rounds after `server.round`, one at a time."""
     train, run = experiment.train, experiment.run
     clients = list(transport.clients())
     server = replace(server, combine=combine_by(train.aggregate, train.byzantine))
@@ -65,12 +67,12 @@ def federate(
             server, loss, failures = train_round(plan, before, transport, experiment, cohort, number, ledger, answers)
         with ledger.phase("store"):
             transport.commit(number)
-        scores, views, absences = None, None, dict[str, str]()
+        scores, views, absences, cases = None, None, dict[str, str](), dict[str, Cases]()
         if is_evaluated(number, experiment):
             with ledger.phase("evaluate"):
                 inside = run.evaluate == "in_round" and not plan.pooled
                 tested = dict.fromkeys(clients, before if inside else server)
-                scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {}, absences)
+                scores = evaluate(plan, tested, transport, number, ledger, answers if inside else {}, absences, cases)
                 views = summarize(scores, test_samples) if scores else None
                 found = evaluate_server(server.shared, number, scores) if evaluate_server and scores else None
                 if found is not None and views is not None:
@@ -92,9 +94,7 @@ def federate(
         }
         if choices:
             row["choice"] = {name: mask.nonzero().flatten().tolist() for name, mask in choices.items()}
-        yield Round(server, row, scores or None, ledger)
-        if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
-            return
+        yield Round(server, row, scores or None, ledger, cases)
 
 
 def reasons_for_row(failures: Mapping[str, str], absences: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -112,11 +112,6 @@ def is_evaluated(number: int, experiment: Experiment) -> bool:
     """Return whether this round is evaluated: every `eval_every` rounds, and always the last."""
     every = experiment.run.eval_every
     return number == experiment.train.rounds or bool(every and number % every == 0)
-
-
-def reached(accuracy: float | None, wanted: float | None) -> bool:
-    """Return whether `--until-accuracy` was given and has been reached."""
-    return accuracy is not None and wanted is not None and accuracy >= wanted
 
 
 def choose(plan: Plan, clients: list[str], experiment: Experiment, number: int) -> list[str]:
@@ -201,10 +196,12 @@ def evaluate(
     ledger: Ledger,
     answers: Mapping[str, Payload] = {},
     absences: dict[str, str] | None = None,
+    cases: dict[str, Cases] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Score all clients' views, sampled or not; those in `answers` get back what they reported, not the server's.
 
-    The clients that were not evaluated are added to `absences`, each with its reason.
+    The clients that were not evaluated are added to `absences`, each with its reason. What clients on this machine
+    tell about their test images one by one is added to `cases`.
     """
     messages = {name: for_round(plan.dispatch(server, name), number) for name, server in servers.items()}
     for name, reported in answers.items():
@@ -223,6 +220,8 @@ def evaluate(
                 absences[name] = WITHHELD
             continue
         scores[name] = dict(answer.scalars)
+        if cases is not None and CASES in answer.trees:
+            cases[name] = Cases.from_tree(answer.trees[CASES])
     if not plan.pooled:
         ledger.evaluation = sum(message.nbytes for message in messages.values())
     return scores
@@ -247,6 +246,7 @@ def _server_view(score: Mapping[str, float]) -> dict[str, float | None]:
         "micro": score["accuracy"],
         **spread,
         **{m: score[m] for m in (*METRICS[1:], AUROC) if m in score},
+        **_label_areas(AUROC, {"server": score}),
     }
 
 
@@ -265,4 +265,23 @@ def summarize(scores: Scores, test_samples: Mapping[str, int]) -> dict[str, dict
         areas = [score[f"{view}_{AUROC}"] for score in scores.values() if f"{view}_{AUROC}" in score]
         if areas:  # averaged over the clients for which it is defined
             views[view] |= {AUROC: sum(areas) / len(areas), f"{AUROC}_clients": len(areas)}
+        views[view] |= _label_areas(f"{view}_{AUROC}", scores)
+        ranked = [100 * score[f"{view}_val_{AUROC}"] for score in scores.values() if f"{view}_val_{AUROC}" in score]
+        if ranked:
+            views[view]["val"] = sum(ranked) / len(ranked)
     return views
+
+
+def _label_areas(start: str, scores: Scores) -> dict[str, Any]:
+    """Return the AUROC of several labels: of each, the mean over the clients that can test it, and their mean.
+
+    So all methods are compared over the same labels, however many of them a client has.
+    """
+    by_label: dict[str, list[float]] = {}
+    for score in scores.values():
+        for key, value in score.items():
+            label = key.removeprefix(f"{start}_")
+            if label != key and label.isdecimal():
+                by_label.setdefault(label, []).append(value)
+    means = {label: sum(own) / len(own) for label, own in sorted(by_label.items(), key=lambda item: int(item[0]))}
+    return {AUROC: sum(means.values()) / len(means), f"{AUROC}_labels": means} if means else {}

@@ -2,13 +2,16 @@
 
 import logging
 import os
+import signal
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
@@ -33,6 +36,7 @@ from fedvit.engine.worker import Worker
 log = logging.getLogger(__name__)
 WAITING = 2**28  # bytes of answers that may wait for a client whose turn comes earlier,
 AHEAD = 16  # and the number of them per process
+DEADLY = 2  # processes that may die with the same client's work before the run stops
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class WorkerPool:
     """The transport of `--workers`: like `InProcess`, but the clients' work is done in other processes.
 
     Answers come in the order of the messages, whatever the order of work, and each client's work depends only on its
-    own message and memory, so the result does not depend on the number of processes.
+    own message and memory, so the result does not depend on the number of processes. If a process dies, because the
+    system ended it for its memory, the others continue, and its client's work begins again.
     """
 
     def __init__(self, inner: InProcess, dataset: Dataset, count: int):
@@ -79,6 +84,7 @@ class WorkerPool:
         source = (worker.experiment, replace(dataset, images=EMPTY_IMAGE, labels=dataset.labels[:1]), worker.partition)
         self.connections: list[Connection] = []
         self.processes = []
+        self.deaths: Counter[str] = Counter()  # of processes, by the client that they worked on
         self.rooms: dict[Connection, SharedBuffers] = {}
         self.home: dict[str, Connection] = {}  # where a client last ran: that process has its activations cached
         self.last: tuple[Any, bytes] | None = None  # the newest message
@@ -92,6 +98,7 @@ class WorkerPool:
                 dataset.labels,
                 device_of(worker.experiment.run.devices, number),
                 count + 1,
+                worker.private.folder if worker.private is not None else None,
             )
             process = context.Process(target=_serve_tasks, args=arguments, name=f"fedvit-{number}", daemon=True)
             process.start()
@@ -132,10 +139,14 @@ class WorkerPool:
                     client = max(near, key=lambda name: (self.home.get(name) is idle[-1], self.images(task, name)))
                     waiting.remove(client)
                     begun += 1
-                    self.start(idle, running, answers, task, client, messages[client])
+                    if not self.start(idle, running, answers, task, client, messages[client]):
+                        waiting.insert(0, client)
+                        begun -= 1
                 if name in answers:
                     break
-                self.collect(idle, running, answers)
+                lost = self.collect(idle, running, answers)
+                waiting[:0] = lost
+                begun -= len(lost)
             yield name, self.opened(name, answers.pop(name))
 
     def images(self, task: Task, client: str) -> int:
@@ -151,11 +162,11 @@ class WorkerPool:
         task: Task,
         name: str,
         down: Payload,
-    ) -> None:
-        """Give a task to the last idle process."""
+    ) -> bool:
+        """Give a task to the last idle process; return False if that process has died."""
         if task == "train" and self.inner.fails(name, int(down.scalars["round"])):
             answers[name] = Failure(DROPPED)
-            return
+            return True
         connection = idle.pop()
         if self.inner.worker.activations is not None:
             self.home[name] = connection
@@ -164,9 +175,11 @@ class WorkerPool:
         memory = rooms.memory.put(memory_to_bytes(self.inner.store.get(name)))
         try:
             connection.send(Job(task, name, None if known else rooms.down.put(message), memory))
-        except OSError as problem:
-            raise RuntimeError(f"a worker process died before it could work on client {name}") from problem
+        except OSError:
+            self.go_on_without(connection, name)
+            return False
         running[connection], self.holds[connection] = name, message
+        return True
 
     def message(self, down: Payload) -> bytes:
         """Serialize a message for other processes; the bytes are reused if the next client gets the same tensors."""
@@ -177,17 +190,18 @@ class WorkerPool:
 
     def collect(
         self, idle: list[Connection], running: dict[Connection, str], answers: dict[str, Answer | Failure]
-    ) -> None:
-        """Wait for any process and take its answer."""
+    ) -> list[str]:
+        """Wait for any process and take its answer; return the clients whose processes have died."""
+        lost = []
         for ready in wait(list(running)):
             assert isinstance(ready, Connection)
             name = running.pop(ready)
             try:
                 done: _Done = ready.recv()
-            except (EOFError, OSError) as problem:
-                raise RuntimeError(
-                    f"the worker process of client {name} died; did it run out of memory? --workers 1 needs less"
-                ) from problem
+            except (EOFError, OSError):
+                self.go_on_without(ready, name)
+                lost.append(name)
+                continue
             if done.problem is not None:
                 kinds = {"mistake": UserError, "divergence": DivergedError, "bug": RuntimeError}
                 raise kinds[done.kind](done.problem)
@@ -196,6 +210,26 @@ class WorkerPool:
             kept = None if done.memory is None else rooms.kept.take(done.memory)
             answers[name] = Answer(rooms.up.take(done.up), kept)
             idle.append(ready)
+        return lost
+
+    def go_on_without(self, connection: Connection, name: str) -> None:
+        """Give up a process that died with a client's work; raise UserError if it was the last, or not the first."""
+        number = self.connections.index(connection)
+        process = self.processes.pop(number)
+        self.connections.pop(number)
+        connection.close()
+        self.rooms.pop(connection)
+        self.holds.pop(connection, None)
+        self.home = {client: place for client, place in self.home.items() if place is not connection}
+        process.join(5)
+        self.deaths[name] += 1
+        how = f"the worker process of client {name} died ({ending(process.exitcode)})"
+        if not self.connections or self.deaths[name] >= DEADLY:
+            raise UserError(
+                f"{how}{'' if self.connections else ', and it was the last one'}. The run is saved up to the previous "
+                "round: continue it with --resume and fewer --workers"
+            )
+        log.warning("%s; its work begins again, with %d of %d processes left", how, len(self.connections), self.count)
 
     def opened(self, name: str, answer: Answer | Failure) -> Payload | Failure:
         """Return a client's answer; its new memory stays pending until the end of the round."""
@@ -204,6 +238,15 @@ class WorkerPool:
         if answer.kept is not None:
             self.inner.pending[name] = memory_from_bytes(answer.kept)
         return payload.from_bytes(answer.up)
+
+
+def ending(code: int | None) -> str:
+    """Say how a process ended: its status, or the signal that ended it."""
+    if code == -signal.SIGKILL:
+        return "killed by the system, probably because memory ran out"
+    if code is None or code >= 0:
+        return f"with status {code}"
+    return f"by signal {-code}"
 
 
 def device_of(devices: Sequence[str], number: int) -> str:
@@ -222,6 +265,7 @@ def _serve_tasks(
     labels: Any,
     device: str,
     processes: int,
+    accounts: Path | None,
 ) -> None:
     """Run a worker process: build the model once, then act as clients until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -236,9 +280,8 @@ def _serve_tasks(
                 if worker is None:
                     dataset = replace(empty, images=open_map(images), labels=labels)
                     place = torch.device(device)
-                    worker = Worker(
-                        experiment, make_net(experiment, dataset.classes, place), dataset, partition, place, processes
-                    )
+                    net = make_net(experiment, dataset.classes, place)
+                    worker = Worker(experiment, net, dataset, partition, place, processes, accounts)
                 if job.down is not None:
                     down = payload.from_bytes(rooms.down.take(job.down))
                 assert down is not None
@@ -255,7 +298,7 @@ def _serve_tasks(
 def work(worker: Worker, rooms: SharedBuffers, job: Job, down: Payload) -> _Done:
     memory = memory_from_bytes(rooms.memory.take(job.memory))
     if job.task == "evaluate":
-        return _Done(rooms.up.put(payload.to_bytes(worker.evaluate(job.client, down, memory))))
+        return _Done(rooms.up.put(payload.to_bytes(worker.evaluate_here(job.client, down, memory))))
     up, kept = worker.train(job.client, down, memory)
     return _Done(rooms.up.put(payload.to_bytes(up)), rooms.kept.put(memory_to_bytes(kept)))
 

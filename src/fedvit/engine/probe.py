@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from fedvit.core import tree
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.server import Server
-from fedvit.core.settings import Experiment
+from fedvit.core.settings import Experiment, PrivacySettings
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.engine.client_store import ClientStore
@@ -126,9 +126,10 @@ class _Probe:
         update = {"rounds": self.rounds + 3, "dropout": 0.0, "cohort": 1, "lr": TINY_LR}
         self.experiment = experiment.model_copy(
             update={
+                "privacy": PrivacySettings(),  # the estimate leaves out what privacy adds
                 "train": experiment.train.model_copy(update=update),
                 "run": experiment.run.model_copy(
-                    update={"eval_every": 0, "until_accuracy": None, "before_after": False}
+                    update={"eval_every": 0, "until_accuracy": None, "before_after": False, "clinical": False}
                 ),
             }
         )

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from fedvit.core import randomness, tree
+from fedvit.core.cases import Cases
 from fedvit.core.errors import DivergedError
 from fedvit.core.metrics import view_scores
 from fedvit.core.server import Server
@@ -20,7 +21,7 @@ from fedvit.core.training import all_finite
 from fedvit.core.tree import Tree
 from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger, per_client
-from fedvit.engine.loop import Round, is_evaluated, reached, reasons_for_row, sample_cohort, summarize
+from fedvit.engine.loop import Round, is_evaluated, reasons_for_row, sample_cohort, summarize
 from fedvit.engine.net import Net, local_settings
 from fedvit.models.cuts import Parts
 from fedvit.split.client import ClientSide, Requests
@@ -66,8 +67,13 @@ class SplitClients(Protocol):
     def commit(self, number: int) -> None:
         """Commit the memories that this round's training produced."""
 
-    def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
-        """Score these clients with the current body; return the scores and the tensor bytes that were sent."""
+    def evaluate(
+        self, side: ServerSide, names: Sequence[str], number: int, cases: dict[str, Cases] | None = None
+    ) -> tuple[Scores, int]:
+        """Score these clients with the current body; return the scores and the tensor bytes that were sent.
+
+        What clients on this machine tell about their test images one by one is added to `cases`.
+        """
 
     def absences(self, number: int) -> Mapping[str, str]:
         """Return the clients that the last evaluation missed, if it was this round's, and why."""
@@ -139,7 +145,9 @@ class LocalClients:
     def commit(self, number: int) -> None:
         self.transport.commit(number)
 
-    def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
+    def evaluate(
+        self, side: ServerSide, names: Sequence[str], number: int, cases: dict[str, Cases] | None = None
+    ) -> tuple[Scores, int]:
         worker, channel, scores = self.transport.worker, Loopback(side), {}
         for name in names:
             client = worker.client(name, number, dict(self.transport.store.get(name)))
@@ -147,6 +155,10 @@ class LocalClients:
                 predict = ClientSide(self.split, self.parts, client).predictor(channel)
             inputs, device = self.net.inputs, worker.device
             scores[name] = view_scores("personal", predict, client.data, inputs, device, auroc=worker.auroc)
+            clinical, one_by_one = worker.measure(client, predict)
+            scores[name] |= clinical
+            if cases is not None and one_by_one is not None:
+                cases[name] = one_by_one
         return scores, sum(channel.up.values()) + sum(channel.down.values())
 
     def absences(self, number: int) -> Mapping[str, str]:
@@ -157,7 +169,7 @@ def federate_split(
     net: Net, server: Server, clients: SplitClients, experiment: Experiment, test_samples: Mapping[str, int]
 ) -> Iterator[Round]:
     """Run the rounds after `server.round`, one at a time."""
-    run, parts, names = experiment.run, Parts(net.module, net.split.cut), list(clients.clients())
+    parts, names = Parts(net.module, net.split.cut), list(clients.clients())
     for parameter in net.module.parameters():
         parameter.requires_grad_(False)  # the weights being trained are passed to every call
     for number in range(server.round + 1, experiment.train.rounds + 1):
@@ -167,10 +179,10 @@ def federate_split(
             server, loss, failures = _split_round(net, parts, server, clients, experiment, cohort, number, ledger)
         with ledger.phase("store"):
             clients.commit(number)
-        scores, views = None, None
+        scores, views, cases = None, None, dict[str, Cases]()
         if is_evaluated(number, experiment):
             with ledger.phase("evaluate"):
-                scores, ledger.evaluation = evaluate_split(net, server, clients, experiment, names, number)
+                scores, ledger.evaluation = evaluate_split(net, server, clients, experiment, names, number, cases)
                 views = summarize(scores, test_samples) if scores else None
         row: dict[str, Any] = {
             "round": number,
@@ -184,9 +196,7 @@ def federate_split(
             "views": views,
         }
         row |= reasons_for_row({name: text for name, text in failures.items() if text}, clients.absences(number))
-        yield Round(server, row, scores or None, ledger)
-        if views is not None and reached(views["personal"]["mean"], run.until_accuracy):
-            return
+        yield Round(server, row, scores or None, ledger, cases)
 
 
 def server_side(
@@ -260,9 +270,15 @@ def order(split: SplitPlan, present: Sequence[str], seed: int, number: int) -> l
 
 
 def evaluate_split(
-    net: Net, server: Server, clients: SplitClients, experiment: Experiment, names: Sequence[str], number: int
+    net: Net,
+    server: Server,
+    clients: SplitClients,
+    experiment: Experiment,
+    names: Sequence[str],
+    number: int,
+    cases: dict[str, Cases] | None = None,
 ) -> tuple[Scores, int]:
     """Score each client's own head and tail with the newest body, using the same messages; also return their bytes."""
     side = server_side(net, Parts(net.module, net.split.cut), server, experiment, number)
     net.module.eval()
-    return clients.evaluate(side, names, number)
+    return clients.evaluate(side, names, number, cases)

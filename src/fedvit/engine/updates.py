@@ -6,15 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from fedvit.core.payload import Failure, Payload, flatten, unflatten
 from fedvit.core.plan import Plan
 from fedvit.core.robust import Spool
 from fedvit.core.tree import Tree
-from fedvit.core.updates import HARDLY, clip_update, length, update_in
+from fedvit.core.updates import HARDLY, clip_update, flat, length, update_in
 from fedvit.engine.ledger import Ledger
 
-AUTO = 3.0  # train.clip_update=auto: this many times the median length of past updates
+AUTO = 2.0  # train.clip_update=auto: this many times the median length of past updates
 REMEMBERED = 256  # past lengths
 _CANCELLED = 1e-3  # the sum of the others' directions is shorter, so it points nowhere
 
@@ -31,7 +32,8 @@ class Updates:
             self.bound = AUTO * statistics.median(past)
         self.norms: dict[str, float] = {}  # before anything was shortened
         self.shortened: list[str] = []
-        self.spool, self.kept, self.sum = Spool(), dict[str, Mapping[str, torch.Tensor]](), Tree()
+        self.spool, self.kept = Spool(), dict[str, Tensor]()
+        self.sum: Tensor | None = None  # of the directions
         self.comparable = True  # not where clients hold different parts of the model
 
     def bounded(self, answers: Answers, messages: Mapping[str, Payload], ledger: Ledger) -> Answers:
@@ -52,7 +54,7 @@ class Updates:
         spool, norms = Spool(), []
         for name, answer in answers:
             if isinstance(answer, Payload):
-                norms.append(length(update_in(answer, messages[name], self.changes)))
+                norms.append(length(flat(update_in(answer, messages[name], self.changes))))
                 empty = {group: Tree() for group, members in answer.trees.items() if not members}
                 answer = Payload({**unflatten(spool.keep(flatten(answer.trees))), **empty}, answer.scalars)
             held.append((name, answer))
@@ -65,34 +67,32 @@ class Updates:
         update = update_in(up, down, self.changes)
         if not update:
             return up
-        norm = self.norms[name] = length(update)
-        self._add_direction(name, update, norm)
+        vector = flat(update)
+        norm = self.norms[name] = length(vector)
+        self._add_direction(name, vector, norm)
         if self.bound is None or norm <= self.bound:
             return up
         self.shortened.append(name)
         return clip_update(up, down, self.bound, self.changes, update)
 
-    def _add_direction(self, name: str, update: Tree, norm: float) -> None:
+    def _add_direction(self, name: str, vector: Tensor, norm: float) -> None:
         """Add the update, scaled to length 1, to the sum of the round; its length must not decide where that points."""
         if not HARDLY < norm < math.inf:
             return
-        if self.sum and {n: t.shape for n, t in update.items()} != {n: t.shape for n, t in self.sum.items()}:
+        if self.sum is None:
+            self.sum = torch.zeros_like(vector)
+        if vector.shape != self.sum.shape:
             self.comparable = False
             self.kept.clear()
-        if not self.comparable:
-            return
-        if not self.sum:
-            self.sum = {n: torch.zeros_like(t) for n, t in update.items()}
-        torch._foreach_add_(list(self.sum.values()), list(update.values()), alpha=1 / norm)
-        self.kept[name] = self.spool.keep(update)
+        if self.comparable:
+            self.sum.add_(vector, alpha=1 / norm)
+            self.kept[name] = self.spool.keep({"vector": vector})["vector"]
 
     def cosines(self) -> dict[str, float]:
         """Return each update's cosine with the mean direction of the other clients' updates."""
-        along = {
-            name: sum(float(torch.dot(t.reshape(-1), self.sum[n].reshape(-1))) for n, t in update.items())
-            / self.norms[name]
-            for name, update in self.kept.items()
-        }
+        if self.sum is None:
+            return {}
+        along = {name: float(torch.dot(vector, self.sum)) / self.norms[name] for name, vector in self.kept.items()}
         square = sum(along.values())  # of the sum, because it consists of these directions
         found = {}
         for name, own in along.items():

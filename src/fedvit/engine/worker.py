@@ -5,23 +5,29 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedvit.core.batches import ClientData
-from fedvit.core.client import Client, LocalSettings, Memory
+from fedvit.core.cases import CASES, Cases, measure_cases, positive_class
+from fedvit.core.client import Client, LocalSettings, Memory, Predictor
+from fedvit.core.clinical import score_cases
+from fedvit.core.clinical_message import to_scalars
+from fedvit.core.errors import PublicError, UserError
 from fedvit.core.metrics import pooled, score, view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, client_round
 from fedvit.core.settings import Experiment
+from fedvit.core.thresholds import RULES, parse_threshold
 from fedvit.core.training import descend, holding
 from fedvit.core.tree import Tree
 from fedvit.data.dataset import Dataset, metrics_of, wants_auroc
 from fedvit.data.partition.records import ClientPartition, Partition
 from fedvit.data.partition.split import partition_dataset
-from fedvit.data.sources import load_dataset
+from fedvit.data.sources import check_task, load_dataset
 from fedvit.engine.activation_cache import (
     Activations,
     accept_activations_,
@@ -29,7 +35,9 @@ from fedvit.engine.activation_cache import (
     is_random_before,
     same_result,
 )
+from fedvit.engine.loop import choose, for_round
 from fedvit.engine.net import POOLED, Net, local_settings, window_of
+from fedvit.engine.private import Private
 from fedvit.engine.system import free_ram
 from fedvit.methods import plan_of
 from fedvit.models.build import input_size
@@ -64,11 +72,34 @@ def load_data(experiment: Experiment, dataset: Dataset | None = None) -> tuple[D
     data, seed = experiment.data, experiment.run.seed
     if dataset is None:
         dataset = load_dataset(data, input_size(experiment.model))
+    check_task(dataset, data)
     plan = plan_of(experiment)
     choice = plan.choice if isinstance(plan, Plan) else None
     probe, held_out = (0.0, None) if choice is None else (choice.probe, choice.held_out)
     settings, batch = experiment.partition, experiment.train.batch
-    return dataset, partition_dataset(dataset, settings, data, batch=batch, seed=seed, probe=probe, held_out=held_out)
+    found = partition_dataset(dataset, settings, data, batch=batch, seed=seed, probe=probe, held_out=held_out)
+    if experiment.run.clinical:
+        check_clinical(experiment, found)
+    return dataset, found
+
+
+def check_clinical(experiment: Experiment, partition: Partition) -> None:
+    """Refuse clinical scores for a class that is not there, or with a threshold that nothing could choose."""
+    rule = experiment.run.threshold
+    positive_class(experiment.run.positive, partition.class_names)
+    without = [name for name in partition.seen if not len(partition.clients[name].val)]
+    if rule in RULES and without:
+        raise PublicError(
+            f"run.threshold={rule} is chosen on validation images, which {len(without)} of {len(partition.seen)} "
+            "clients do not have: set data.val, such as data.val=0.2, or give a number as the threshold"
+        )
+
+
+def has_clinical(experiment: Experiment, round_: int) -> bool:
+    """Return whether this round may be the last, after which clinical scores are measured if they are wanted."""
+    run = experiment.run
+    may_stop = run.until_accuracy is not None or run.patience is not None
+    return bool(run.clinical) and (round_ == experiment.train.rounds or may_stop)
 
 
 class Worker:
@@ -82,11 +113,16 @@ class Worker:
         partition: Partition,
         device: torch.device,
         processes: int = 1,
+        accounts: Path | None = None,
     ):
         self.experiment, self.net, self.partition, self.device = experiment, net, partition, device
         self.images, self.labels = image_tensors(dataset)
         self.classes, self.auroc = dataset.classes, wants_auroc(experiment.data, dataset.classes)
+        self.patients, self.positive = dataset.patients, positive_class(experiment.run.positive, dataset.class_names)
         self.activations = self.frozen_activations(processes)
+        self.private = None
+        if experiment.privacy.on and accounts is not None:
+            self.private = Private(experiment, accounts, self.rounds_of)
 
     def frozen_activations(self, processes: int) -> Activations | None:
         """Return a cache of the frozen layers' activations, or None if it gains nothing or something prevents it."""
@@ -155,15 +191,46 @@ class Worker:
 
     def train(self, name: str, down: Payload, memory: Memory) -> tuple[Payload, Memory]:
         """Do a client's part of a round; return its report and its memory afterwards."""
-        client = self.client(name, int(down.scalars["round"]), memory, window_of(down))
-        up = client_round(self.net.federated, client, down)
-        return up, client.memory
+        client, plan = self.client(name, int(down.scalars["round"]), memory, window_of(down)), self.net.federated
+        if self.private is None:
+            if self.experiment.privacy.on:
+                raise UserError("this process has no account to charge for privacy, so nothing was trained")
+            return client_round(plan, client, down), client.memory
+        client.private = used = self.private.begin(client, plan, down)
+        up = client_round(plan, client, down)
+        self.private.end(client, down, used)
+        numbers = {key: value for key, value in up.scalars.items() if key != "loss"}  # of single images, and not noised
+        return replace(up, scalars=numbers), client.memory
 
-    def evaluate(self, name: str, down: Payload, memory: Memory) -> Payload:
-        """Score a client's views on its own images. This uses a scratch copy of its memory, which is thrown away.
+    def check_budget(self) -> None:
+        """Raise an error if the privacy budget allows no training of the client with the fewest images."""
+        if self.private is None:
+            return
+        plan, seen = self.net.federated, self.partition.seen
+        trained = [POOLED] if plan.pooled else [name for name in seen if self.rounds_of(name)]
+        name = min(trained, key=lambda name: len(self.part(name).train))
+        down = for_round(plan.dispatch(self.net.server(seen), name), 1)
+        noise, planned = self.private.noise_of(self.client(name, 1, {}, window_of(down)), plan, down)
+        log.info("privacy: noise of %.3g times privacy.clip for %d gradients at client %s, which has the fewest images",
+                 noise, sum(planned.values()), name)  # fmt: skip
 
-        A client that never trains has one more view, `finetuned`: after one round's local training of all trainable
-        weights. `run.before_after` gives the other clients the views `before` and `after` such training.
+    def rounds_of(self, name: str) -> int:
+        """Return in how many rounds of the run a client trains."""
+        plan, train = self.net.federated, self.experiment.train
+        clients = list(self.partition.seen)
+        return sum(name in choose(plan, clients, self.experiment, number + 1) for number in range(train.rounds))
+
+    def evaluate_here(self, name: str, down: Payload, memory: Memory) -> Payload:
+        """Score a client of this machine: its scores, and what `measure` knows of its test images one by one."""
+        scores, cases = self.evaluate(name, down, memory)
+        return Payload({} if cases is None else {CASES: cases.to_tree()}, scores)
+
+    def evaluate(self, name: str, down: Payload, memory: Memory) -> tuple[dict[str, float], Cases | None]:
+        """Score a client's views on its own images; also return what `measure` knows of them one by one.
+
+        This uses a scratch copy of its memory, which is thrown away. A client that never trains has one more view,
+        `finetuned`: after one round's local training of all trainable weights. `run.before_after` gives the other
+        clients the views `before` and `after` such training.
         """
         client = self.client(name, int(down.scalars["round"]), dict(memory), window_of(down))
         scalars: dict[str, float] = {}
@@ -173,11 +240,28 @@ class Worker:
         elif self.experiment.run.before_after:
             views["before"] = self.net.federated.merge(client, down)
             views["after"] = descend(client, views["before"], tag="finetune")
-        data, inputs = client.data, self.net.inputs
+        data, inputs, cases = client.data, self.net.inputs, None
         for view, weights in views.items():
             with holding(client, weights) as predict:
                 scalars |= view_scores(view, predict, data, inputs, self.device, auroc=self.auroc)
-        return Payload(scalars=scalars)
+                if view == "personal":
+                    clinical, cases = self.measure(client, predict)
+                    scalars |= clinical
+        return scalars, cases
+
+    def measure(self, client: Client, predict: Predictor) -> tuple[dict[str, float], Cases | None]:
+        """Return a client's clinical scores, as they may leave it, and its test images one by one, which may not.
+
+        Both are empty if this round has no clinical scores, or if a probability is not finite.
+        """
+        run = self.experiment.run
+        if not has_clinical(self.experiment, client.round) or client.id in self.partition.unseen:
+            return {}, None
+        cases = measure_cases(
+            predict, client.data, self.patients, self.net.inputs, self.device,
+            parse_threshold(run.threshold or ("f1" if client.data.several_labels else "youden")), self.positive,
+        )  # fmt: skip
+        return ({}, None) if cases is None else (to_scalars(score_cases(cases, run.seed, client.id)), cases)
 
     def evaluate_server(
         self, shared: Tree, round_: int, scores: Mapping[str, Mapping[str, float]] | None = None

@@ -98,6 +98,7 @@ def plan(
         dispatch=_send_offset,
         merge=_with_sent_offset,
         report=_report_offset,
+        unprotected=("the proportions of a client's classes, which it sends",),
         aggregate=partial(_teach_maker, lr=maker_lr),
         views=lambda client, down: {"personal": _with_sent_offset(client, down)},
     )

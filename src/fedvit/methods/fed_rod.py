@@ -89,5 +89,6 @@ def plan(hyper: bool = False, hyper_lr: Positive = 0.1) -> Plan:
         merge=_make_head if hyper else overwrite,
         local=partial(_two_heads, hyper=hyper, hyper_lr=hyper_lr),
         views=partial(_both_and_generic, hyper=hyper),
+        unprotected=("the frequencies of a client's classes, which the balanced loss uses",),
         loss_terms=2,
     )

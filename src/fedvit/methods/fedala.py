@@ -97,6 +97,7 @@ def plan(
         merge=adapt,
         local=train_and_remember,
         views=merged_model,
+        not_private="learns its mixing weights from losses, for as many epochs as they say, without noise",
         passes=lambda epochs: (
             1 + share / 100 / 3 / epochs
         ),  # W costs a forward pass, and a backward pass through a few tensors

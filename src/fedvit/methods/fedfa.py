@@ -92,5 +92,6 @@ def plan(prob: Fraction = 0.5, momentum: Share = 0.99) -> Plan:
         local=_train_augmented,
         report=_report_statistics,
         aggregate=_average_and_compare,
+        not_private="redraws features from the statistics of a batch, so that no image has a gradient of its own",
         remembers=lambda module, trainable: {"statistics": _nothing_seen(module)},
     )

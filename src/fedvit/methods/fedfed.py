@@ -1,19 +1,18 @@
 """FedFed (Yang et al. 2023): clients share noisy versions of the image parts that decide the class, then run FedAvg.
 
-Stage 1 takes `distill_rounds` rounds. The cohort trains a small autoencoder, the splitter, with an auxiliary copy of
-the classifier by federated averaging. In stage 2, every client uploads its residuals (residuals.py) once, when it is
-first sampled, at two levels of Gaussian noise and with labels, and the server sends each client those that it lacks.
-A client trains as in FedAvg, with as many residuals of all owners, drawn evenly over the classes, in each batch.
+In the `distill_rounds` rounds of stage 1, the cohort trains a small autoencoder, the splitter, with an auxiliary copy
+of the classifier by federated averaging. In stage 2, every client uploads its residuals (residuals.py) once, at two
+levels of Gaussian noise and with labels, and the server sends each client those that it lacks. A client trains as in
+FedAvg, with as many residuals of all owners, drawn evenly over the classes, in each batch.
 
-Privacy: residuals of single training images, and their labels, leave the client by design, and every client gets and
-stores them, in float16 at the model's input size. The noise is fixed, no bound on what the residuals reveal is
-computed, and a residual may show its image. Do not use this method where images or labels must not leave their owner.
+Privacy: residuals of training images, and their labels, leave the client by design, and every client gets and stores
+them, in float16 at the model's input size. The noise is fixed, no bound on what they reveal is computed, and a residual
+may show its image. Do not use this method where images or labels must not leave their owner.
 
-Departs from the paper: stage 1 takes 4 rounds, not 15, to suit short runs, and its weight on reconstruction falls with
-the number of epochs trained before the round; the divergence of the code is per pixel and color; the splitter has two
-convolutions; residuals are of normalized images, without augmentation, from the mean code. The classifier of stage 2
-starts from the initial weights; until then the views show it untrained, so a run must be longer than stage 1. Stage 1
-always uses AdamW at 1e-3: train.lr and the rates of parts hold for stage 2, in which the splitter no longer learns.
+Departs from the paper: stage 1 takes 4 rounds, not 15, and its weight on reconstruction falls with the epochs trained
+before the round; the divergence of the code is per pixel and color; the splitter has two convolutions; residuals are
+of normalized images, without augmentation, from the mean code. The classifier of stage 2 starts from the initial
+weights and is shown untrained until then, so a run must be longer than stage 1, which always uses AdamW at 1e-3.
 """
 
 from collections.abc import Iterable, Iterator
@@ -75,10 +74,9 @@ def report(client: Client, start: Tree, end: Tree, distill_rounds: int) -> Paylo
     splitter, classifier = parts(end)
     if client.round <= distill_rounds:
         return Payload({"shared": splitter, "auxiliary": classifier})
-    if not parts(start)[0]:
-        return Payload({"shared": classifier})
-    own = {kind: client.recall("features", {})[f"{client.id}:{kind}"] for kind in CONTENTS}
-    return Payload({"shared": classifier, "features": own})
+    stored = client.recall("features", {}) if parts(start)[0] else {}
+    own = {"features": {kind: stored[f"{client.id}:{kind}"] for kind in CONTENTS}} if stored else {}
+    return Payload({"shared": classifier, **own})
 
 
 def _aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) -> Server:
@@ -88,8 +86,8 @@ def _aggregate(server: Server, reports: Iterable[Report], distill_rounds: int) -
     def noted() -> Iterator[tuple[float, Tree]]:
         for client, weight, payload in reports:
             trees = payload.trees
-            for kind, tensor in trees.get("features", {}).items():
-                memory["features"][f"{client}:{kind}"] = tensor.clone()  # not a view of the whole answer
+            if "features" in trees:  # copied, because a view would keep the whole answer
+                memory["features"] |= {f"{client}:{kind}": tensor.clone() for kind, tensor in trees["features"].items()}
                 memory["added"][client] = torch.tensor(server.round + 1)
             memory["received"][client] = torch.tensor(server.round)
             yield weight, tree.overlay(trees["shared"], trees.get("auxiliary", {}))
@@ -112,7 +110,9 @@ def plan(distill_rounds: Count = 4, mild: NotNegative = 0.15, strong: NotNegativ
         report=partial(report, distill_rounds=distill_rounds),
         aggregate=partial(_aggregate, distill_rounds=distill_rounds),
         views=lambda client, down: {"personal": tree.overlay(client.initial, parts(down.trees["shared"])[1])},
+        not_private="sends residuals of single images, which no noise in gradients protects",
         not_between_sites="sends residuals of training images, and their labels, to all sites: run it on one machine",
+        one_label_only="draws the residuals that it shares evenly over exclusive classes",
         loss_terms=2,
         passes=lambda epochs: 3.0,
         costs=lambda client: {"nbytes_once_per_image": nbytes_per_image(client, parts(client.initial)[0])},

@@ -71,6 +71,7 @@ def narrow_clients(name: str, windows: Windows, *, masking: bool, scaler: bool, 
         report=_report_with_classes if masking else report_shared,
         aggregate=partial(_overlap, windows=windows),
         weighting="equal",
+        unprotected=("which classes a client has, by which its loss and its report are masked",) if masking else (),
         check=lambda module, roles: width.check(module),
     )
 

@@ -141,7 +141,13 @@ class Size:
 
 
 def ranking(logits: Tensor, own: Tensor, y: Tensor, metric: Metric) -> list[int]:
-    """Rank layers, best first, by logits (layers, images, classes) of edits and (images, classes) of the own model."""
+    """Rank layers, best first, by logits (layers, images, classes) of edits and (images, classes) of the own model.
+
+    With several labels, every label of an image is a case of its own, answered with yes or no.
+    """
+    if y.ndim == 2:
+        logits, own = (torch.stack([torch.zeros_like(v), v], dim=-1).flatten(-3, -2) for v in (logits, own))
+        y = y.flatten()
     edited, alone = (F.log_softmax(v.double(), dim=-1) for v in (logits, own))
     chance = edited.exp().gather(-1, y.expand(len(edited), -1).unsqueeze(-1)).squeeze(-1)
     before = alone.exp().gather(-1, y.unsqueeze(-1)).squeeze(-1)

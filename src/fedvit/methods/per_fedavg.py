@@ -10,9 +10,10 @@ much as FedAvg's, with half the steps. If you set beta or eval_lr, it follows ne
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
+from fedvit.core.batches import Batch
 from fedvit.core.client import Client
 from fedvit.core.payload import Payload
 from fedvit.core.plan import Plan, overwrite
@@ -27,20 +28,29 @@ def _step(client: Client, weights: Tree, slope: Tree, lr: float | None = None) -
     return {**weights, **{name: weights[name].detach() - client.lr_of(name, lr) * g for name, g in slope.items()}}
 
 
-def _meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
-    learner = Learner(client, start, lr=beta)
+def _halves(client: Client) -> Iterator[tuple[Batch, Batch]]:
+    """Yield both halves of each batch; where training is private, they are batches of their own."""
     size = min(2 * client.settings.batch, len(client.data.train))
     half = max(1, size // 2)
-    with training(client, client.roles.trainable, size=size) as batches:
+    private = client.private is not None
+    with training(client, client.roles.trainable, size=half if private else size) as batches:
+        if private:
+            yield from zip(batches, batches, strict=False)
+            return
         least = 2 if learns_statistics(client.module) else 1  # batch normalization needs more than one image
         for x, y in batches:
-            if len(y) < half + least or half < least:
-                continue
-            _, slope = gradient(client, learner.weights, x[:half], y[:half])
-            ahead = _step(client, learner.weights, slope)
-            value, slope = gradient(client, ahead, x[half:], y[half:])
-            learner.losses.append((len(y) - half, value))
-            learner.step(slope)
+            if len(y) >= half + least and half >= least:
+                yield (x[:half], y[:half]), (x[half:], y[half:])
+
+
+def _meta_train(client: Client, start: Tree, beta: float | None) -> Tree:
+    learner = Learner(client, start, lr=beta)
+    for (x, y), (other_x, other_y) in _halves(client):
+        _, slope = gradient(client, learner.weights, x, y)
+        ahead = _step(client, learner.weights, slope)
+        value, slope = gradient(client, ahead, other_x, other_y)
+        learner.losses.append((len(other_y), value))
+        learner.step(slope)
     end = learner.end()
     note_loss(client, learner.losses, end)
     return end

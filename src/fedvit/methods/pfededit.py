@@ -113,6 +113,7 @@ def plan(
         weighting="equal",
         check=check,
         remembers=remembers,
+        unprotected=("the layers that a client chooses",),
         choice=LayerChoice(lambda module, roles: [x.name for x in find(module, roles.trainable)], probe, held_out),
         costs=lambda client: {"probe_passes": probe_passes(client)},
     )

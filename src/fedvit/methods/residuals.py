@@ -12,8 +12,7 @@ from torch.func import functional_call
 
 from fedvit.core import tree
 from fedvit.core.batches import image_batches
-from fedvit.core.client import Client, Predictor
-from fedvit.core.training import Loss
+from fedvit.core.client import Client, Loss, Predictor
 from fedvit.core.tree import Tree
 from fedvit.models.plugins.modules import ImageSplitter
 

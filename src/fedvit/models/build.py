@@ -16,6 +16,14 @@ from fedvit.core.plan import Plugin
 from fedvit.core.settings import ModelSettings
 from fedvit.core.tree import fingerprint
 from fedvit.models.groups import name_groups_
+from fedvit.models.hub import (
+    architecture_of,
+    hub_model,
+    hub_weights,
+    is_on_hub,
+    without_timms_weights,
+    without_torchvisions_weights,
+)
 from fedvit.models.mlp import IMAGE_SIZE, Mlp
 from fedvit.models.plugins.attach import attach, classifier_names
 from fedvit.models.token_skipping import all_tokens
@@ -59,6 +67,8 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
             settings,
         )
     check_name(settings.name)
+    if is_on_hub(settings.name):
+        return _from_hub(settings, classes, sizes)
     if settings.name in WITHOUT_PATCHES and settings.patch_size is not None:
         raise UserError(f"{settings.name} has no patches: leave --patch-size out")
     if settings.name == "mlp":
@@ -75,6 +85,33 @@ def backbone(settings: ModelSettings, classes: int) -> nn.Module:
     if settings.weights is not None:
         load_weights_(model, settings.weights)
     return model
+
+
+def _from_hub(settings: ModelSettings, classes: int, sizes: dict[str, Any]) -> nn.Module:
+    """Build the model that the hub describes; its weights come from its safetensors file, and nothing is unpickled."""
+    found = hub_model(settings.name)
+    options = {**found.arguments, **sizes, "pretrained_cfg": dict(found.pretrained_cfg), "num_classes": classes}
+    model = _checked_create(lambda: timm.create_model(found.architecture, **options), settings)
+    weights = hub_weights(settings.name) if settings.pretrained else settings.weights
+    if weights is not None:
+        load_weights_(model, weights)
+    return model
+
+
+def portable(settings: ModelSettings) -> ModelSettings:
+    """Return settings from which a model is rebuilt without its initial weights, and without a network.
+
+    A model on the hub becomes the architecture that it is or, if the hub gives it other arguments than sizes, a module
+    that its user must bring.
+    """
+    settings = settings.model_copy(update={"weights": None, "pretrained": False, "fingerprint": None})
+    if not is_on_hub(settings.name):
+        return settings
+    found = hub_model(settings.name)
+    if set(found.arguments) - {"img_size", "patch_size"}:
+        return settings.model_copy(update={"name": PYTHON})
+    patch = settings.patch_size or found.arguments.get("patch_size")
+    return settings.model_copy(update={"name": found.architecture, "patch_size": patch})
 
 
 def sizes_of(settings: ModelSettings) -> dict[str, Any]:
@@ -121,6 +158,9 @@ def check_name(name: str) -> None:
     """Raise an error if we cannot build a model of this name."""
     if name == "vit_micro" or name in WITHOUT_PATCHES or timm.is_model(name):
         return
+    if is_on_hub(name):
+        hub_model(name)
+        return
     known = [*timm.list_models("vit_*"), *timm.list_models("deit*"), *WITHOUT_PATCHES, "vit_micro"]
     raise UserError(
         f"unknown model {name!r}; {hint(name, known)}any ViT in timm.list_models() works, or "
@@ -132,6 +172,7 @@ def is_claimed(name: str) -> bool:
     """Return whether a model is of a kind that we test; a module from Python is its owner's to judge."""
     if name in ("vit_micro", PYTHON) or name in WITHOUT_PATCHES:
         return True
+    name = architecture_of(name)
     return timm.is_model(name) and timm.models.model_entrypoint(name).__module__.rpartition(".")[2] in CLAIMED
 
 
@@ -141,7 +182,9 @@ def patch_size_of(settings: ModelSettings) -> int | None:
         return settings.patch_size
     if settings.name == "vit_micro":
         return int(MICRO["patch_size"])
-    found = re.search(r"patch(\d+)", settings.name)
+    if is_on_hub(settings.name) and "patch_size" in hub_model(settings.name).arguments:
+        return int(hub_model(settings.name).arguments["patch_size"])
+    found = re.search(r"patch(\d+)", architecture_of(settings.name))
     return int(found[1]) if found and is_claimed(settings.name) else None
 
 
@@ -190,6 +233,9 @@ def _checked_create(create: Callable[[], nn.Module], settings: ModelSettings) ->
                 f"{settings.name!r}, num_classes=N), image_size={input_size(settings)}, groups={{'head': [PATH]}}), "
                 "where PATH is that of its classifier"
             ) from problem
+        if settings.pretrained and isinstance(problem, OSError):
+            explain = without_torchvisions_weights if settings.name in TORCHVISION else without_timms_weights
+            raise UserError(explain(settings.name, problem)) from problem
         sizes = f"image size {settings.image_size}, patch size {settings.patch_size}"
         source = ", pre-trained weights from timm's hub" if settings.pretrained else ""
         raise UserError(f"cannot build {settings.name} with {sizes}{source}: {problem}") from problem
@@ -206,6 +252,8 @@ def input_size(settings: ModelSettings) -> int:
     check_name(settings.name)
     if settings.name == "mlp":
         return IMAGE_SIZE
+    if is_on_hub(settings.name):
+        return hub_model(settings.name).image_size
     config = None if settings.name in TORCHVISION else timm.get_pretrained_cfg(settings.name)
     return int(config.input_size[-1]) if config is not None else 224
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedvit.core.clinical_message import from_scalars
 from fedvit.core.errors import PublicError, one_line
-from fedvit.core.metrics import CONFUSION, score_problem
+from fedvit.core.metrics import CONFUSION, LARGEST, score_problem
 from fedvit.core.payload import CLAIMED, Payload
 from fedvit.network.payload_check import difference
 from fedvit.runs.write import Holding
@@ -19,9 +20,13 @@ from fedvit.runs.write import Holding
 LONGEST_JSON = 1_000_000  # characters of a hello
 DEEPEST_JSON = 8  # lists within lists
 LONGEST_RUN = 100  # characters of a run's ID
+LONGEST_NAME = 100  # characters of a site's name
+LONGEST_REFUSAL = {"site": LONGEST_NAME, "code": 20, "text": 300}
 MOST_IMAGES = 10**7  # of one site
 MOST_ROUNDS = 10**7
 LARGEST_LOSS = 1e9
+TOKEN = "session"
+WELCOME = (TOKEN, "run")
 KEPT_BACK = {"withheld": 1.0}  # instead of scores
 
 
@@ -86,18 +91,28 @@ def is_count(value: object) -> bool:
 
 def read_hello(about: Mapping[str, Any]) -> Hello | Declined:
     """Return a site's introduction or its refusal."""
-    site = one_line(about.get("site", ""), 100)
+    site = one_line(about.get("site", ""), LONGEST_NAME)
     if "code" in about:
         return read_refusal(about)
     agreed = read_json(about.get("common"))
     counts = [about.get(key) for key in ("train", "test", "classes")]
-    if not isinstance(agreed, dict) or not all(map(is_count, counts)):
+    no_label = type(counts[-1]) is int and counts[-1] == 0  # where an image may have several labels, or none
+    if not isinstance(agreed, dict) or not all(map(is_count, counts[:-1] if no_label else counts)):
         raise ValueError("this is not the hello of a site")
     return Hello(site, Holding(*map(int, counts)), agreed)  # type: ignore[arg-type]
 
 
+def read_introduction(request: bytes) -> dict[str, Any]:
+    """Return what a split learning client says about itself when it connects; its name is a short line of text."""
+    said = read_json(request)
+    name = said.get("name") if isinstance(said, dict) else None
+    if not isinstance(name, str) or not name or name != one_line(name, LONGEST_NAME):
+        raise ValueError("this is not the hello of a fedvit split-client")
+    return dict(said)
+
+
 def read_refusal(about: Mapping[str, Any]) -> Declined:
-    return Declined(*(one_line(about.get(key, ""), most) for key, most in (("site", 100), ("code", 20), ("text", 300))))
+    return Declined(*(one_line(about.get(key, ""), most) for key, most in LONGEST_REFUSAL.items()))
 
 
 def read_report(up: Payload, wanted: Payload, agreed: Holding) -> Payload:
@@ -136,6 +151,9 @@ def read_scores(up: Payload, classes: int, agreed: Holding) -> Payload:
     counts = [value for key, value in up.scalars.items() if f"_{CONFUSION}_" in key]
     if counts and sum(counts) != agreed.test:
         raise ValueError(f"the confusion counts are of {sum(counts):.0f} images, but the site has {agreed.test}")
+    clinical = from_scalars(up.scalars)
+    if clinical is not None and (clinical.images != agreed.test or (clinical.patients or 0) > agreed.test):
+        raise ValueError(f"the clinical scores are of {clinical.images} images, but the site has {agreed.test}")
     return up
 
 
@@ -151,6 +169,14 @@ def read_order(content: Payload, about: Mapping[str, Any]) -> Order:
         raise PublicError("the server's message names no round to continue from")
     if round_ is None or not 1 <= round_ <= MOST_ROUNDS or round_ != int(round_):
         raise PublicError("the server's message names no round")
-    if not all(math.isfinite(value) for value in content.scalars.values()):
+    if not all(abs(value) <= LARGEST for value in content.scalars.values()):  # NaN is not, either
         raise PublicError("the server's message has numbers that are not finite")
     return Order(run, int(round_), continues)
+
+
+def read_welcome(text: bytes) -> dict[str, str]:
+    """Return what a split learning server answers to a client that connects."""
+    said = read_json(text)
+    if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in WELCOME):
+        raise ValueError("expected a session and a run")
+    return {key: said[key] for key in WELCOME}

@@ -16,7 +16,17 @@ from fedvit.split.plan import SplitPlan
 HERE = {  # settings that each machine chooses for itself
     "model": ("weights", "pretrained"),  # the weights themselves are compared instead
     "train": ("rounds", "cohort", "dropout"),  # rounds must agree if the learning rate depends on them
-    "run": ("eval_every", "until_accuracy", "track", "threads", "device", "cache_mb"),
+    "run": (
+        "eval_every",
+        "until_accuracy",
+        "keep",
+        "patience",
+        "track",
+        "predictions",
+        "threads",
+        "device",
+        "cache_mb",
+    ),
 }
 PARTS = ("version", "model", "weights", "inputs", "classes", "settings")
 
@@ -28,6 +38,8 @@ def common(experiment: Experiment, net: Net, class_names: tuple[str, ...]) -> di
     """
     tables = to_tables(experiment)
     planned = {("train", "rounds")} if experiment.train.schedule in PLANNED else set()
+    if experiment.run.clinical:  # it is measured after the last round
+        planned |= {("train", "rounds"), ("run", "until_accuracy")}
     kept = {
         f"{name}.{key}": value
         for name in ("model", "method", "tune", "train", "run")

@@ -42,7 +42,9 @@ class Policy(Table):
     most_epochs: Count = 100  # in one round
     test_share: Annotated[float, Field(gt=0, lt=1)] | Literal["any"] | None = None  # data.test; None: TEST_SHARES
     scores: Literal["full", "rounded", "none"] = "full"
-    class_counts: bool = True  # whether the confusion matrix of the test images may leave
+    follow_links: bool = False  # whether links in the site's folder of images may lead out of it
+    class_counts: bool = True  # whether counts of test images by class may leave: confusion matrix and clinical scores
+    clinical: bool = True  # whether clinical scores may leave; only where class_counts and scores = "full" let them
     largest_epsilon: Annotated[float, Field(gt=0)] | None = None  # a run must guarantee a privacy bound of at most this
 
     def allow(self, experiment: Experiment, settings: str, epsilon: float | None = None) -> None:
@@ -112,13 +114,15 @@ class Policy(Table):
             return Payload(scalars=KEPT_BACK)
         counts = self.class_counts and self.scores == "full"
         kept = {key: value for key, value in scores.scalars.items() if counts or not _shows_counts(key)}
+        if not self.clinical:
+            kept = {key: value for key, value in kept.items() if not is_clinical(key)}
         if self.scores == "rounded":
-            kept = {key: rounded(key, value) for key, value in kept.items()}
+            kept = {key: rounded(key, value) for key, value in kept.items() if step_of(key) is not None}
         return Payload(scores.trees, kept)
 
 
 # For a trial, in which a client acts on the experiment's own images.
-TRIAL = Policy(least_images=1, least_batch=1, most_rounds=10**7, most_epochs=10**7, test_share="any")
+TRIAL = Policy(least_images=1, least_batch=1, most_rounds=10**7, most_epochs=10**7, test_share="any", follow_links=True)
 
 
 def _refuse(allowed: str, run: str) -> None:
@@ -134,10 +138,17 @@ def _shows_counts(key: str) -> bool:
     return f"_{CONFUSION}_" in key or is_clinical(key)
 
 
+def step_of(name: str) -> float | None:
+    """Return to what a score is rounded, or None for one that has no rounded form and so may not leave."""
+    name = name.rstrip("_0123456789")  # of the label, for several labels per image
+    return next((step for end, step in STEPS.items() if name.endswith(end)), None)
+
+
 def rounded(name: str, value: float) -> float:
     """Return a score without the digits from which class sizes follow."""
-    step = next(step for end, step in STEPS.items() if name.endswith(end))
-    if name.endswith("loss"):
+    step = step_of(name)
+    assert step is not None
+    if step == STEPS["loss"]:
         value = max(-LARGEST_LOSS, min(LARGEST_LOSS, value))
     return round(round(value / step) * step, 6)
 
@@ -159,7 +170,7 @@ def read_policy(path: Path | None) -> Policy:
     except ValidationError as problem:
         keys = ", ".join(Policy.model_fields)
         raise UserError(f"the policy {path}: {readable(problem)}; the valid keys are {keys}") from problem
-    except ValueError as problem:  # not TOML, or not UTF-8
+    except (ValueError, RecursionError) as problem:  # not TOML, or not UTF-8
         raise UserError(f"the policy {path} is not valid TOML: {problem}") from problem
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from filelock import FileLock, Timeout
 
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.files import write_json, write_text
 from fedvit.core.metrics import CONFUSION, pooled
 from fedvit.core.settings import Experiment
@@ -23,8 +22,10 @@ from fedvit.engine.client_store import ClientStore
 from fedvit.engine.loop import Round, federate
 from fedvit.engine.net import Net
 from fedvit.engine.transport import Transport
+from fedvit.network.payload_check import difference, down_of
 from fedvit.network.site import Federation
 from fedvit.runs.execute import begin_run, run_log
+from fedvit.runs.kept import check_validation, refuse_over_network
 from fedvit.runs.resume import refuse_changes
 from fedvit.runs.write import Holding
 from fedvit.split.plan import SplitPlan
@@ -56,16 +57,6 @@ def write_network(folder: Path, run: str, federation: Federation) -> None:
     """Write network.json; call this before run.toml is written, because resuming a run needs both files."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / NETWORK, {"run": run, "sites": list(federation.sites)})
-
-
-@contextmanager
-def only_server(folder: Path) -> Iterator[None]:
-    """Prevent two servers from writing to the same folder."""
-    try:
-        with FileLock(folder / "lock", timeout=0):
-            yield
-    except Timeout as problem:
-        raise UserError(f"another server is using {folder}: stop it first, or give another out=") from problem
 
 
 @contextmanager
@@ -111,15 +102,37 @@ def serve_sites(
         transport.trained.update(last_rounds(at_work.past.rows))
         score = _server_score(net, experiment, federation)
         loop = federate(net.federated, at_work.server, transport, experiment, score, transport.tests)
+        loop = _acceptable(loop, net, federation)
         yield from at_work.record(loop, transport.roster, metrics_of(experiment.data, len(federation.classes)))
         at_work.finish()
+
+
+def _acceptable(loop: Iterator[Round], net: Net, federation: Federation) -> Iterator[Round]:
+    """Yield rounds from which the sites would go on; end the run before it saves a round that they would refuse."""
+    for done in loop:
+        for name in federation.sites:
+            agreed = down_of(net, federation.sites, name, done.server.round)
+            wrong = difference(net.federated.dispatch(done.server, name), agreed)
+            if wrong is not None:
+                number = done.server.round
+                raise DivergedError(
+                    f"after round {number}, the sites would refuse the server's weights: {wrong}. The run is saved up "
+                    f"to round {number - 1}; start it again without the site that caused this, or with a smaller rate"
+                )
+        yield done
 
 
 def check_servable(experiment: Experiment, net: Net, sites: Sequence[str]) -> None:
     """Refuse a method that cannot run over Flower between sites, or not with these settings."""
     label = experiment.label
+    refuse_over_network(experiment)
+    check_validation(experiment, None)
     if isinstance(net.plan, SplitPlan):
         raise UserError(f"{label} is a split learning method, which runs over gRPC: use fedvit split-server")
+    if experiment.privacy.on:
+        raise UserError(
+            "differential privacy works on one machine only so far: leave [privacy] out, or run without a network"
+        )
     if net.plan.not_between_sites is not None:
         raise UserError(f"{label} {net.plan.not_between_sites}")
     check_aggregate(experiment, net, sites)

@@ -3,8 +3,9 @@
 Nothing here depends on how messages are sent. Everything that must not leave the site stays in its state folder:
 
     log.txt             requests, refusals and every traceback
-    states/RUN/         personal weights and other memory after the last two rounds in which the site took part
-    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation
+    states/RUN/         personal weights and other memory after the last rounds in which the site took part
+    runs/RUN/           a run folder for `fedvit export` and `fedvit predict`, as of the last evaluation, with the
+                        site's own clinical.json and predictions.csv if the run has them
     cache/              decoded images
 
 Only its owner can read this folder.
@@ -25,16 +26,17 @@ from fedvit.config.hashing import agreed_hash
 from fedvit.config.resolve import to_toml
 from fedvit.core import payload
 from fedvit.core.client import Memory
+from fedvit.core.clinical_message import is_clinical
 from fedvit.core.errors import PublicError, UserError
 from fedvit.core.files import make_private, write_bytes, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.payload import Payload
 from fedvit.core.server import Server
-from fedvit.core.settings import Experiment
+from fedvit.core.settings import MAX_PIXELS, Experiment
 from fedvit.data.dataset import Dataset
 from fedvit.data.manifest import is_manifest
 from fedvit.data.partition.records import Partition
-from fedvit.engine.checkpoint import save_checkpoint
+from fedvit.engine.checkpoint import newest_round, save_checkpoint
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.worker import Worker, load_data
@@ -42,6 +44,7 @@ from fedvit.network.handshake import common
 from fedvit.network.payload_check import difference, down_of, up_of
 from fedvit.network.policy import TRIAL, Policy
 from fedvit.network.site_state import SiteState
+from fedvit.runs.clinical import write_clinical
 from fedvit.runs.models import RECEIVED
 from fedvit.runs.write import about_images, roster_of
 
@@ -80,13 +83,17 @@ class Site:
         policy: Policy | None = None,
     ):
         self.agreed, self.settings = experiment, federation.hash_with(experiment)
-        data = experiment.data.model_copy(update={"cache": state / "cache"})
-        self.experiment = experiment.model_copy(update={"data": data})
+        self.policy, self.memories = policy or (Policy() if folder else TRIAL), SiteState(state / "states")
+        own = {
+            "cache": state / "cache",
+            "follow_links": self.policy.follow_links,
+            "max_pixels": min(MAX_PIXELS, experiment.data.max_pixels),
+        }
+        self.experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update=own)})
         if folder is not None:
             check_paths(experiment)
             self.experiment = own_experiment(self.experiment, federation.classes, name, folder)
         self.federation, self.name, self.state = federation, name, state
-        self.policy, self.memories = policy or (Policy() if folder else TRIAL), SiteState(state / "states")
 
     @cached_property
     def holdings(self) -> tuple[Dataset, Partition]:
@@ -126,32 +133,27 @@ class Site:
         if self.name in partition.clients:
             self.policy.allow_images(len(partition.clients[self.name].train))
 
-    def recalled(self, run: str, continues: int, *, drop: bool) -> Memory:
-        """Return the state of the round that the server continues from; raise PublicError if it is missing."""
-        memory = self.memories.get(run, continues, drop=drop)
-        if continues and continues not in self.memories.states(run):
-            raise PublicError(
-                f"the server continues from the state of round {continues}, which this site does not have"
-            )
-        return memory
-
     def train(self, run: str, continues: int, down: Payload) -> Payload:
         """Train for one round from the state that the server names, and return what may leave of the report."""
         round_ = self.check(down, after=int(down.scalars["round"]) - 1)
-        up, memory = self.worker.train(self.name, down, self.recalled(run, continues, drop=True))
+        up, memory = self.worker.train(self.name, down, self.memories.get(run, continues))
         up = self.policy.report(up)
-        self.memories.put(run, round_, memory)
+        self.memories.put(run, round_, memory, after=continues)
         return up
 
     def evaluate(self, run: str, continues: int, down: Payload) -> Payload:
         """Evaluate the site's model on its own images, and keep it for the site to export and predict with."""
         round_ = self.check(down, after=int(down.scalars["round"]))
-        memory = self.recalled(run, continues, drop=False)
-        scores = self.worker.evaluate(self.name, down, memory)
-        self.keep_model(run, round_, down, memory)
+        memory = self.memories.get(run, continues)
+        scores, cases = self.worker.evaluate(self.name, down, memory)
+        kept = self.keep_model(run, round_, down, memory)
+        if kept and cases is not None:
+            names, own = self.holdings[0].class_names, {self.name: cases}
+            write_clinical(self.folder_of(run), self.experiment, names, round_, {self.name: scores}, own)
+        found = Payload(scalars=scores)
         if self.policy.scores != "full":
-            note(self.state, self.name, f"round {round_}: {in_words(scores)}")
-        return self.policy.release(scores)
+            note(self.state, self.name, f"round {round_}: {in_words(found)}")
+        return self.policy.release(found)
 
     def check(self, down: Payload, after: int) -> int:
         """Refuse a run that the policy forbids, or a message that the plan would not send; return the round."""
@@ -165,9 +167,18 @@ class Site:
             raise PublicError(f"the server's message is not what was agreed: {wrong}")
         return int(down.scalars["round"])
 
-    def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> None:
-        """Write a folder like that of a run in one process, with this site as the only client."""
-        folder, (dataset, partition) = self.state / "runs" / self.memories.folder_of(run).name, self.holdings
+    def folder_of(self, run: str) -> Path:
+        """Return the folder that this site keeps of a run."""
+        return self.state / "runs" / self.memories.folder_of(run).name
+
+    def keep_model(self, run: str, round_: int, down: Payload, memory: Memory) -> bool:
+        """Write a folder like that of a run in one process, with this site as the only client.
+
+        Return False for a message that comes too late, which does not replace the model of a later round.
+        """
+        folder, (dataset, partition) = self.folder_of(run), self.holdings
+        if newest_round(folder / "checkpoint") > round_:
+            return False
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "run.toml", to_toml(self.experiment))
         mine = replace(partition, clients={self.name: partition.clients[self.name]}, unseen=())
@@ -181,6 +192,7 @@ class Site:
         for path in (folder / "checkpoint").glob("clients/*"):
             if f"clients/{path.name}" not in kept:
                 path.unlink()
+        return True
 
 
 def check_paths(experiment: Experiment) -> None:
@@ -210,7 +222,10 @@ def own_experiment(experiment: Experiment, classes: Sequence[str], name: str, fo
 
 def in_words(scores: Payload) -> str:
     """Write a site's scores for its own log."""
-    return ", ".join(f"{key} {value:.4g}" for key, value in scores.scalars.items() if f"_{CONFUSION}_" not in key)
+    plain = {
+        key: value for key, value in scores.scalars.items() if f"_{CONFUSION}_" not in key and not is_clinical(key)
+    }
+    return ", ".join(f"{key} {value:.4g}" for key, value in plain.items())
 
 
 def guarded(state: Path, name: str, what: str, work: Callable[[], Any]) -> Any:

@@ -1,7 +1,8 @@
-"""The memory that a site keeps on disk between the rounds of a run: the last two states that it committed.
+"""The memory that a site keeps on disk between the rounds of a run.
 
-A state belongs to a run and a round. The server names the round that it continues from; states of later rounds belong
-to a history that was lost, and are deleted.
+A state belongs to a run and a round. The server names the round that it continues from. A site cannot know whether a
+state of another round belongs to a history that the server has lost or to one that a late message overlooks. So no
+message deletes a state before a new one is safe, and what the server may still name is kept.
 """
 
 from pathlib import Path
@@ -14,9 +15,7 @@ from fedvit.core.errors import PublicError, UserError
 from fedvit.core.files import write_bytes
 from fedvit.engine.client_store import memory_from_bytes, memory_to_bytes
 
-KEPT = 2
-FORGOTTEN = "forgotten"  # a file with the newest round whose state was deleted as too old
-LAST = "last"  # a file with the time at which the last message was sent
+NEWER = 2  # states of later rounds that outlive a new state
 
 
 class SiteState:
@@ -25,48 +24,32 @@ class SiteState:
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def get(self, run: str, after_round: int, *, drop: bool = True) -> Memory:
-        """Return the newest state of this run up to a round, or {} if there is none; `drop` deletes newer ones."""
-        states = self.states(run)
-        known = [round_ for round_ in states if round_ <= after_round]
-        lost = self.folder_of(run) / FORGOTTEN
-        if not known and lost.is_file() and after_round > 0:
-            raise UserError(
-                f"{self.folder} only has the states of rounds {', '.join(map(str, states))} of run {run}, but the "
-                f"server continues from round {after_round}, which is older: start a new run"
-            )
-        for round_ in states:
-            if drop and round_ > after_round:
-                states[round_].unlink()
-        if not known:
-            if drop:
-                lost.unlink(missing_ok=True)
+    def get(self, run: str, after_round: int) -> Memory:
+        """Return the state after this round, or {} for round 0; raise PublicError if it is missing."""
+        if after_round == 0:
             return {}
-        path = states[known[-1]]
+        path = self.states(run).get(after_round)
+        if path is None:
+            raise PublicError(
+                f"the server continues from the state of round {after_round}, which this site does not have"
+            )
         try:
             return memory_from_bytes(path.read_bytes())
         except (OSError, ValueError, SafetensorError) as problem:
             raise UserError(f"the state {path} cannot be read ({problem}): restore it, or start a new run") from problem
 
-    def put(self, run: str, round_: int, memory: Memory) -> None:
-        """Commit the state after a round, keep the previous one, and delete older and newer ones."""
+    def put(self, run: str, round_: int, memory: Memory, *, after: int) -> None:
+        """Commit the state after a round, which continued from round `after`; then delete what nobody can name.
+
+        The newest state of an earlier round stays, and the newest of later rounds, which the server has lost or for
+        which this message came too late.
+        """
         name = f"{round_:06d}.safetensors"
         write_bytes(self.folder_of(run), name, memory_to_bytes(memory))
         states = self.states(run)
-        for newer in [number for number in states if number > round_]:
-            states.pop(newer).unlink()
-        for older in list(states)[:-KEPT]:
-            write_bytes(self.folder_of(run), FORGOTTEN, str(older).encode())
-            states[older].unlink()
-
-    def advance(self, run: str, sent: float) -> None:
-        """Refuse a message that was sent before the last one: it was delayed, and its round is over."""
-        last = self.folder_of(run) / LAST
-        if last.is_file() and float(last.read_text()) > sent:
-            raise PublicError(
-                "this message was sent before the last one that arrived, or the server's clock was set back"
-            )
-        write_bytes(self.folder_of(run), LAST, repr(sent).encode())
+        older, newer = [n for n in states if n < round_], [n for n in states if n > round_]
+        for number in {*older[:-1], *newer[:-NEWER]} - {after}:
+            states[number].unlink()
 
     def states(self, run: str) -> dict[int, Path]:
         """Return the state files of a run by round, oldest first."""

@@ -6,9 +6,13 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
+from fedvit.core.clinical import SiteScore
+from fedvit.core.thresholds import DEFAULT
 from fedvit.report import units
+from fedvit.report.clinical_tables import class_cells, score_table
 from fedvit.report.tables import plain_table
 from fedvit.runs.evaluate import Evaluation
+from fedvit.runs.evaluate_labels import LabelEvaluation, mean_auroc
 
 MOST_CLASSES = 12  # in a confusion matrix that fits a terminal
 MOST_MISTAKES = 10
@@ -20,6 +24,39 @@ def evaluation_tables(found: Evaluation) -> Iterator[Table]:
     yield _scores(found)
     yield _classes(found)
     yield _matrix(found) if len(found.classes) <= MOST_CLASSES else _mistakes(found)
+
+
+def label_tables(found: LabelEvaluation) -> Iterator[Table]:
+    """Yield the scores over all labels, and those of every label."""
+    score = found.score
+    by = "image" if score.patients is None else "patient"
+    whole = plain_table(f"{escape(str(found.folder))}: {found.images:,} images", header=False)
+    whole.add_column("score")
+    whole.add_column("value", justify="right")
+    whole.add_row("mean AUROC of the labels", units.decimal(mean_auroc(score)))
+    whole.add_row("right answers, of images and labels %", units.percent(found.accuracy))
+    yield whole
+    table = plain_table(f"by label, yes from a probability of {DEFAULT:g}; 95 % intervals by {by}")
+    table.add_column("label", overflow="fold")
+    names = ("images", "positive", "AUROC", "AP", "F1", "sensitivity", "specificity")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in score.classes:
+        low, high = one.intervals.get("auroc", (None, None))
+        area = units.decimal(one.auroc) + ("" if low is None else f" ({units.decimal(low)}-{units.decimal(high)})")
+        figures = (one.average_precision, one.f1, one.sensitivity, one.specificity)
+        cells = [f"{one.images:,}", f"{one.positives:,}", area, *map(units.decimal, figures)]
+        table.add_row(escape(found.classes[one.number]), *cells)
+    yield table
+
+
+def clinical_table(found: Evaluation | LabelEvaluation, measured: SiteScore) -> Table:
+    """Make the table of clinical scores of every class, or of the positive one of two."""
+    by = "images" if measured.patients is None else "patients"
+    table = score_table(f"clinical scores, 95 % intervals over {by}", "class")
+    for one in measured.classes:
+        table.add_row(escape(found.classes[one.number]), *class_cells(one))
+    return table
 
 
 def _scores(found: Evaluation) -> Table:

@@ -11,6 +11,7 @@ from typing import Any
 from fedvit.core.errors import UserError
 from fedvit.core.files import read_json
 from fedvit.report.statistics import DEEPEST, LOCAL, Record, Row, client_differences, text_of
+from fedvit.runs.clinical import read_clinical
 from fedvit.runs.folder import Run
 
 
@@ -108,6 +109,7 @@ def read_record(folder: Path) -> Record:
             split=run.split,
             confusion=run.confusion,
             commands=run.commands,
+            clinical=read_clinical(folder),
             edge=_edge_of_rate(folder, label),
         )
         gains = {row["client"]: row["gain"] for row in record.clients if row["gain"] is not None}

@@ -11,6 +11,7 @@ from fedvit.core.errors import UserError
 from fedvit.core.files import write_text
 from fedvit.report.load import collect, differences, studied_view
 from fedvit.report.sections.clients import clients
+from fedvit.report.sections.clinical import clinical
 from fedvit.report.sections.gains import gains
 from fedvit.report.sections.missing import missing
 from fedvit.report.sections.partition import partition
@@ -31,6 +32,7 @@ _SECTIONS: Sequence[tuple[str, str, str, Callable[[Group], object]]] = (
     ("result", "Result", "result", result),
     ("table", "Table", "table", table),
     ("sites", "Every client under every row", "sites", sites),
+    ("clinical", "Clinical scores", "clinical", clinical),
     ("rounds", "Accuracy by round and by traffic", "rounds", rounds),
     ("gains", "Gain of every client over Local", "gains", gains),
     ("clients", "Every client", "clients", clients),

@@ -93,7 +93,8 @@ class Progress:
         self.nbytes += sent_in(row)
         self.spent += sum(done.seconds.values())
         self.done, self.here = self.done + 1, self.here + 1
-        news = f"loss {row['loss']:.3f}" if row["loss"] is not None else "no client answered"
+        silent = len(row["failed"]) == len(row["cohort"])
+        news = "no client answered" if silent else "" if row["loss"] is None else f"loss {row['loss']:.3f}"
         if row["views"]:
             news += f"  accuracy {row['views']['personal']['mean']:.1f} %"
         news += f"  {self.nbytes / 1e6:.1f} MB"

@@ -12,9 +12,10 @@ from fedvit.report.tables import plain_table
 Found = Mapping[str, Any]  # one row's entry in search.json
 
 
-def search_table(found: Sequence[Found]) -> Table:
-    """Make a table with one line per candidate: its accuracy on validation images after each stage."""
-    table = plain_table("search, accuracy % on validation images")
+def search_table(found: Sequence[Found], *, several_labels: bool = False) -> Table:
+    """Make a table with one line per candidate: its score on validation images after each stage."""
+    score = "mean AUROC of the labels, %," if several_labels else "accuracy %"
+    table = plain_table(f"search, {score} on validation images")
     table.add_column("row", overflow="fold")
     table.add_column("tried", overflow="fold")
     stages = sorted({int(number) for one in found for trial in one["trials"] for number in trial["val"]})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedvit.core.files import replacing
+from fedvit.core.files import no_formula, replacing
 from fedvit.report.bootstrap import Hits, Interval, accuracy_interval, difference_interval, hits_of, merge
 from fedvit.report.statistics import LOCAL, Record, Row, Unit, mean
 
@@ -150,4 +150,13 @@ def write_sites(path: Path, rows: Sequence[Row]) -> None:
                 )
                 cells = ["" if number is None else f"{number:.4f}" for number in numbers]
                 seeds = " ".join(map(str, one.seeds))
-                writer.writerow([one.unit.name, seeds, one.row, f"{one.test_samples:g}", *cells, one.verdict])
+                writer.writerow(
+                    [
+                        no_formula(one.unit.name),
+                        seeds,
+                        no_formula(one.row),
+                        f"{one.test_samples:g}",
+                        *cells,
+                        one.verdict,
+                    ]
+                )

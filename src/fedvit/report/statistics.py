@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedvit.runs.clinical import Clinical
 from fedvit.runs.tracking import sent_in
 from fedvit.runs.write import nbytes_of_run, nbytes_per_client
 
@@ -36,6 +37,7 @@ class Record:
     confusion: Mapping[str, Sequence[Sequence[int]]]
     commands: Sequence[str]
     gains: Mapping[str, float] = field(default_factory=dict)  # over Local, by client
+    clinical: Clinical | None = None
     edge: str = ""  # "smallest" or "largest", if its learning rate was searched and is that of those tried
 
     @property
@@ -188,6 +190,16 @@ class Row:
         return self.view("mean")
 
     @property
+    def several_labels(self) -> bool:
+        """Whether an image may have several labels."""
+        return self.first.tables["data"].get("task") == "multi"
+
+    @property
+    def headline(self) -> float | None:
+        """The score by which rows are ranked: accuracy or, with several labels, the mean AUROC of the labels."""
+        return self.view("auroc" if self.several_labels else "mean")
+
+    @property
     def seed_std(self) -> float | None:
         means = [record.views["personal"]["mean"] for record in self.records if record.views]
         return float(np.std(means)) if len(means) > 1 else None
@@ -294,8 +306,8 @@ def class_totals(cells: Iterable[Sequence[int]]) -> dict[int, int]:
 
 
 def rank(rows: Sequence[Row]) -> list[Row]:
-    """Sort rows by their mean, best first; rows without any evaluation come last."""
-    return sorted(rows, key=lambda row: (row.mean is None, -(row.mean or 0)))
+    """Sort rows by their headline score, best first; rows without any evaluation come last."""
+    return sorted(rows, key=lambda row: (row.headline is None, -(row.headline or 0)))
 
 
 def text_of(*content: Any) -> str:

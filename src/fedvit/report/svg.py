@@ -354,3 +354,38 @@ def matrix(table: Sequence[Sequence[int]], names: Sequence[str], alt: str, *, re
     )
     size = left + side * count + 6
     return Markup(f'<span style="--most:{size:.0f}px">{_picture(size, top + side * count + 4, body, alt)}</span>')
+
+
+def reliability_plot(bins: Sequence[tuple[int, float, float]], alt: str) -> Markup:
+    """Draw the share of positive images over their mean probability, by (images, mean probability, share).
+
+    Perfect probabilities lie on the diagonal. The area of a dot stands for its images.
+    """
+    size, left, bottom, top = 220.0, 48.0, 40.0, 8.0
+    height = size + top + bottom
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return left + x * size, top + (1 - y) * size
+
+    body = []
+    for tick in (0.0, 0.5, 1.0):
+        (x, low), (_, y) = at(tick, 0), at(0, tick)
+        body += [_line(left, y, left + size, y, "grid"), _line(x, low, x, top, "grid")]
+        body += [_text(left - 6, y + 4, _label_of(tick), "end", "tick")]
+        body += [_text(x, low + 16, _label_of(tick), "middle", "tick")]
+    body.append(_line(*at(0, 0), *at(1, 1), "zero"))
+    body.append(_text(left + size / 2, height - 6, "mean probability", "middle", "label"))
+    turned = f' transform="translate(10 {top + size / 2:.0f}) rotate(-90)"'
+    body.append(_text(0, 0, "share of positive images", "middle", "label", turned))
+    points = [at(chance, share) for _, chance, share in bins]
+    if points:
+        path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        body.append(f'<path d="{path}" class="line s1"/>')
+    most = max((images for images, _, _ in bins), default=1)
+    for (x, y), (images, chance, share) in zip(points, bins, strict=True):
+        told = f"{images} images: mean probability {chance:.2f}, {100 * share:.0f} % positive"
+        radius = 2.5 + 7.5 * math.sqrt(images / most)
+        body.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" class="unit s1"><title>{escape(told)}</title></circle>'
+        )
+    return _picture(left + size + 12, height, body, alt)

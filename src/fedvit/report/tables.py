@@ -36,14 +36,14 @@ _COLUMNS = (
 )
 
 
-def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
-    """Make a table with one line per row of compare.json; the best mean is bold."""
+def comparison_table(entries: Sequence[Mapping[str, Any]], title: str, *, by: str = "mean") -> Table:
+    """Make a table with one line per row of compare.json; the best mean, or the best of another entry, is bold."""
     table = plain_table(title)
     table.add_column("row", overflow="fold")
     areas = any("auroc" in entry for entry in entries)
     for name in (*_COLUMNS[:-2], *(["AUROC"] if areas else []), *_COLUMNS[-2:]):
         table.add_column(name, justify="right", no_wrap=True)
-    best = max(entry["mean"] for entry in entries)
+    best = max(entry.get(by) or 0.0 for entry in entries)
     for entry in entries:
         local = entry["label"] == "local"
         table.add_row(
@@ -56,7 +56,7 @@ def comparison_table(entries: Sequence[Mapping[str, Any]], title: str) -> Table:
             *([units.decimal(entry.get("auroc"))] if areas else []),
             units.nbytes((entry["nbytes_down"] or 0) + (entry["nbytes_up"] or 0)),
             units.duration(entry["seconds"]),
-            style="bold" if entry["mean"] == best else "",
+            style="bold" if entry.get(by) == best else "",
         )
     if any(map(_at_edge, entries)):
         table.caption = "* the smallest or largest rate that was tried: a better one may lie beyond"
@@ -116,7 +116,31 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             "-" if view["best_decile"] is None else f"{view['best_decile']:.1f}",
             f"{view['best_round']:.1f} ({view['best_round_number']})",
         )
+    if summary.get("kept"):
+        table.caption, table.caption_justify = kept_words(summary), "left"
     return table
+
+
+def privacy_line(summary: Mapping[str, Any]) -> str | None:
+    """Say what a run with differential privacy spent, and what such privacy does not cover."""
+    found = summary.get("privacy")
+    if found is None:
+        return None
+    bound = "no bound" if found["epsilon"] is None else f"epsilon {found['epsilon']:.2f}"
+    return (
+        f"privacy: {bound} at delta {found['delta']:g} for each training image, the most of any client; not covered: "
+        f"{', '.join(found['unprotected'])}"
+    )
+
+
+def kept_words(summary: Mapping[str, Any]) -> str:
+    """Say which round a run has kept, why, and how it does on test images beside the last one."""
+    kept = summary["kept"]
+    there, last = (views["personal"]["mean"] for views in (kept["views"], summary["views"]))
+    return (
+        f"kept: round {kept['round']}, the best on validation images ({units.percent(kept['val'])} %). On test images "
+        f"it has {units.percent(there)} %, and the last round, {summary['rounds']}, has {units.percent(last)} %"
+    )
 
 
 def time_line(summary: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]) -> str:

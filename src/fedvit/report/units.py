@@ -74,3 +74,12 @@ def client(name: str) -> str:
 def decimal(value: float | None) -> str:
     """Write a number from 0 to 1, such as an AUROC."""
     return "-" if value is None else f"{value:.3f}"
+
+
+def signed_decimal(value: float) -> str:
+    """Write a difference of numbers from 0 to 1 with its sign."""
+    return "0.000" if abs(value) < 0.0005 else f"{value:+.3f}".replace("-", "\N{MINUS SIGN}")
+
+
+def p_value(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from fedvit.report.sites import SiteScore, Verdict, site_scores, unit_names
 from fedvit.report.statistics import LOCAL, POOLED, Row, interval, lead, mean, rank
-from fedvit.report.units import client, points
+from fedvit.report.units import client, decimal, points
 
 _MOST_NAMED = 6  # a sentence names no more units than this
 
@@ -20,6 +20,16 @@ def eligible(rows: Sequence[Row]) -> list[Row]:
 def headline(rows: Sequence[Row]) -> str:
     """Say whether to federate at all, and how the best row compares with the second, Local included."""
     able = eligible(rows)
+    words = _headline(able, rows)
+    if not able or not able[0].several_labels:
+        return words
+    alone = next((row for row in rows if row.method == LOCAL and row is not able[0]), None)
+    first = f"{able[0].label} has the highest mean AUROC of the labels, {decimal(able[0].headline)}"
+    local = "" if alone is None else f"; training alone has {decimal(alone.headline)}"
+    return f"{first}{local}. " + (f"In accuracy, the share of right answers to labels: {words}" if words else "")
+
+
+def _headline(able: Sequence[Row], rows: Sequence[Row]) -> str:
     federated = [row for row in able if row.method not in (LOCAL, POOLED)]
     if not federated:
         return ""

@@ -97,6 +97,7 @@ class Description(Part):
     rate: float
     split: Parted | None = None
     classes: list[str]
+    task: Literal["multi"] | None = None  # multi: an image may have several of the classes, or none
     input: Inputs
     image: tuple[int, int, int]  # height, width and channels of the training images, before resizing
     reading: Reading | None = None  # how a file becomes such an image
@@ -104,6 +105,10 @@ class Description(Part):
     timm: Timm | None = None  # the plain model that the weights of this file belong to
     not_timm: str | None = None  # why there is none
     checked: Check | None = None
+
+    @property
+    def several_labels(self) -> bool:
+        return self.task == "multi"
 
     def to_json(self) -> str:
         return self.model_dump_json(exclude_none=True)

@@ -116,8 +116,9 @@ def _falling(rows: Rows, clients: Rows, split: Mapping[str, Any], experiment: Ex
     if best - last <= max(enough, 1.0):
         return ""
     where = "on validation images" if held_out else "on test images"
+    score = "AUROC of the labels" if held_out and experiment.data.several_labels else "accuracy"
     return (
-        f"the mean accuracy {where} fell from {best:.1f} % in round {best_round} to {last:.1f} % in round "
+        f"the mean {score} {where} fell from {best:.1f} % in round {best_round} to {last:.1f} % in round "
         f"{last_round}. {_blame_the_rate(experiment)}"
     )
 

@@ -128,7 +128,7 @@ def _shares(confusion: NDArray[np.int64], totals: NDArray[np.int64]) -> list[flo
     return [100 * float(hit) / float(total) if total else None for hit, total in zip(hits, totals, strict=True)]
 
 
-def trained_on(run: Run, found: Evaluation) -> int:
+def trained_on(run: Run, files: Sequence[Path]) -> int:
     """Count the images that a client of this run trained on; 0 if the run does not name its files."""
     split = run.split
     names = split.get("files")
@@ -141,7 +141,7 @@ def trained_on(run: Run, found: Evaluation) -> int:
     root = (manifest.folder_of(place) if manifest.is_manifest(place) else place).resolve()
     parts = [part[kind] for part in split["clients"].values() for kind in ("train", "val", "probe") if kind in part]
     used = {os.path.join(root, names[number]) for numbers in parts for number in numbers}
-    return sum(os.path.join(file.parent.resolve(), file.name) in used for file in found.files)
+    return sum(os.path.join(file.parent.resolve(), file.name) in used for file in files)
 
 
 def evaluate(

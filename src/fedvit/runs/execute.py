@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from fedvit.config.resolve import to_toml
-from fedvit.core.errors import UserError
+from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.files import append_line, write_text
 from fedvit.core.plan import Plan
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
+from fedvit.core.training import all_finite
 from fedvit.data.dataset import Dataset
 from fedvit.data.partition.records import Partition
 from fedvit.engine.aggregate import check_aggregate
@@ -27,10 +28,11 @@ from fedvit.engine.client_store import ClientStore
 from fedvit.engine.estimate import log_estimate
 from fedvit.engine.inprocess import DROPPED, InProcess
 from fedvit.engine.ledger import Ledger
-from fedvit.engine.loop import NOT_AGGREGATED, WITHHELD, Round, evaluate, federate, reached, summarize
+from fedvit.engine.loop import NOT_AGGREGATED, WITHHELD, Round, evaluate, federate, summarize
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.pool import WorkerPool
 from fedvit.engine.pool_size import number_of_workers
+from fedvit.engine.private import private_folder
 from fedvit.engine.split_loop import LocalClients, evaluate_split, federate_split
 from fedvit.engine.system import free_ram, peak_of_all_mb, reset_peak_rss
 from fedvit.engine.transport import Transport
@@ -38,6 +40,8 @@ from fedvit.engine.worker import Worker, load_data
 from fedvit.runs.caution import warn_of_batch
 from fedvit.runs.doubts import AUTO, search_command
 from fedvit.runs.folder import STARTED, LocalBaseline, Run
+from fedvit.runs.kept import check_validation, is_over, rounds_to_retain
+from fedvit.runs.lock import only_run
 from fedvit.runs.tracking import check_tracker, sent_in, track_run
 from fedvit.runs.write import (
     Roster,
@@ -75,13 +79,19 @@ def run_rounds(
     with run_log() as log_to, ExitStack() as stack:
         dataset, partition = load_data(experiment, dataset)
         reading = time.perf_counter() - begin
+        check_validation(experiment, partition)
         net = make_net(experiment, dataset.classes, device)
         check_aggregate(experiment, net, partition.seen)
         warn_of_batch(experiment, net, partition, dataset.images.shape[1:])
         workers = number_of_workers(workers, experiment, net, dataset, partition)
-        worker = Worker(experiment, net, dataset, partition, device, workers + 1 if workers > 1 else 1)
+        accounts = private_folder(experiment, net, partition, folder)
+        processes = workers + 1 if workers > 1 else 1
+        worker = Worker(experiment, net, dataset, partition, device, processes, accounts)
+        worker.check_budget()
         store = ClientStore(folder / "checkpoint", in_ram=_fits_in_ram(net, len(partition.clients)))
         description = {**partition.to_json(), **about_images(dataset, partition)}
+        check_tracker(experiment)
+        stack.enter_context(only_run(folder))
         run = begin_run(
             experiment, folder, net, store, partition.seen, description, log_to, resume=resume, since=begin + reading
         )
@@ -124,11 +134,6 @@ class FinishedRounds:
     def seconds(self) -> float:
         return sum(sum(timing["seconds"].values()) for timing in self.timings)
 
-    def is_over(self, wanted: float | None) -> bool:
-        """Return whether the last round has reached the requested accuracy."""
-        views = self.rows[-1]["views"] if self.rows else None
-        return bool(views and reached(views["personal"]["mean"], wanted))
-
 
 @dataclass(frozen=True)
 class RunInProgress:
@@ -149,19 +154,22 @@ class RunInProgress:
         metrics: Sequence[str],
         local: LocalBaseline | None = None,
     ) -> Iterator[Round]:
-        """Yield the loop's rounds, each after it is written to disk; none if the run is over."""
+        """Yield the loop's rounds, each after it is written to disk, until the run is over."""
         experiment, folder, past = self.experiment, self.folder, self.past
         toml, last = to_toml(experiment), len(past.rows)
         sent = sum(map(sent_in, past.rows))
         with track_run(experiment, folder, last, sent) as show:
-            for done in () if past.is_over(experiment.run.until_accuracy) else loop:
+            for done in () if is_over(past.rows, experiment.run) else loop:
                 check_progress([*past.rows, done.row], experiment.train.rounds)
+                check_continuable(done.server)
                 past.rows.append(done.row)
                 with done.ledger.phase("checkpoint"):
                     if done.scores is not None:
                         write_clients(folder, experiment, roster, metrics, past.rows, done, local)
                     append_line(folder / "rounds.jsonl", done.row)
-                    save_checkpoint(folder / "checkpoint", done.server, self.store)
+                    retain = rounds_to_retain(past.rows, experiment.run)
+                    scores = (folder / "clients.csv").read_bytes() if retain and done.scores is not None else None
+                    save_checkpoint(folder / "checkpoint", done.server, self.store, retain=retain, scores=scores)
                 if (folder / "run.toml").read_text() != toml:  # the run is being extended: its settings change here
                     (folder / "summary.json").unlink(missing_ok=True)
                     write_text(folder / "run.toml", toml)
@@ -170,6 +178,8 @@ class RunInProgress:
                 log.info("round %d: loss %s", done.row["round"], done.row["loss"])
                 show(done.row, done.ledger.seconds)
                 yield done
+                if is_over(past.rows, experiment.run):
+                    return
 
     def finish(self, local: LocalBaseline | None = None, unseen: dict[str, Any] | None = None) -> None:
         """Write summary.json; its memory is that of this process and all that it started, which still exist."""
@@ -199,6 +209,15 @@ def check_progress(rows: Sequence[Mapping[str, Any]], rounds: int) -> None:
         f"no client has trained in {len(last)} rounds, most recently because: {reasons}. The run is saved up to round "
         f"{rows[-1]['round'] - 1}; correct the cause, then continue it with --resume"
     )
+
+
+def check_continuable(server: Server) -> None:
+    """End the run before it saves weights with which no client could go on, so that the last checkpoint stays good."""
+    if not all(map(all_finite, (server.shared, *server.memory.values()))):
+        raise DivergedError(
+            f"the server's weights became infinite, not a number or far too large in round {server.round}. The run is "
+            f"saved up to round {server.round - 1}; try a smaller learning rate (train.lr, or the method's own)"
+        )
 
 
 def _all_failed(row: Mapping[str, Any]) -> bool:

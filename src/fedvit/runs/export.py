@@ -5,6 +5,7 @@ Every file is read back and compared with the run's own model before it gets its
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -14,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fedvit.core.errors import UserError
-from fedvit.core.files import check_writable
-from fedvit.models.build import PYTHON, build
+from fedvit.core.files import check_writable, write_text
+from fedvit.models.build import PYTHON, backbone, build
 from fedvit.models.folding import CannotFoldError
 from fedvit.models.width import narrow
+from fedvit.runs.card import KEY as CARD
+from fedvit.runs.card import Card, Statements, model_card, path_of
 from fedvit.runs.description import KEY, Description
 from fedvit.runs.folder import Run
 from fedvit.runs.model_file import check_images, create, description_of, logits, plain_model, plugins_of, write_checked
@@ -34,6 +37,7 @@ class Exported:
 
     path: Path
     description: Description
+    card: Path  # the model card beside it; the same text is in the file
 
     @property
     def name(self) -> str:
@@ -41,10 +45,22 @@ class Exported:
 
 
 def export(
-    run: Run, *, clients: list[str], server: bool, everything: bool, form: Format, out: Path
+    run: Run,
+    *,
+    clients: list[str],
+    server: bool,
+    everything: bool,
+    form: Format,
+    out: Path,
+    last: bool = False,
+    license: str | None = None,
+    intended_use: str | None = None,
 ) -> Iterator[Exported]:
-    """Write the requested models into the folder `out`, or to `out` itself if it names a file."""
-    opened = open_run(run)
+    """Write the requested models, each with its card, into the folder `out`, or to `out` itself if it names a file.
+
+    `license` and `intended_use` are what the card says about them.
+    """
+    opened = open_run(run, last=last)
     names = opened.clients if everything else clients
     with_server = server or (everything and why_no_server(opened) is None)
     if not names and not with_server:
@@ -66,10 +82,13 @@ def export(
     write = {"timm": _write_timm, "onnx": write_onnx}[form]
     for name, make in makers:
         path = out if one_file else out / f"{name}{SUFFIX[form]}"
-        yield Exported(path, write(make(), opened, path))
+        card = partial(model_card, opened, said=Statements(license, intended_use))
+        description = write(make(), opened, path, card)
+        write_text(path_of(path), card(description))
+        yield Exported(path, description, path_of(path))
 
 
-def _write_timm(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
+def _write_timm(model: nn.Module, opened: OpenedRun, path: Path, card: Card) -> Description:
     """Write plain timm weights if they make exactly the same model, else all weights as they are."""
     description = description_of(model)
     reference = logits(model, check_images(description))
@@ -80,16 +99,18 @@ def _write_timm(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
         description = description.model_copy(update={"not_timm": str(why)})
         weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     own = opened.experiment.own.module
+    if own is None and description.model.name == PYTHON:  # a model of the hub that timm alone cannot name
+        own = backbone(opened.experiment.model.model_copy(update={"pretrained": False}), len(description.classes))
 
-    def again(partial: Path) -> nn.Module:
-        return _load_safetensors(partial, own)
+    def again(unchecked: Path) -> nn.Module:
+        return _load_safetensors(unchecked, own)
 
-    return write_checked(path, description, reference, again, lambda file, d: save(weights, d, file))
+    return write_checked(path, description, reference, again, lambda file, d: save(weights, d, file, card(d)))
 
 
-def save(weights: dict[str, Tensor], description: Description, path: Path) -> None:
+def save(weights: dict[str, Tensor], description: Description, path: Path, card: str) -> None:
     whole = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
-    save_file(whole, path, {KEY: description.to_json(), "format": "pt"})
+    save_file(whole, path, {KEY: description.to_json(), CARD: card, "format": "pt"})
 
 
 # Loading.

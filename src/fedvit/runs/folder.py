@@ -14,7 +14,7 @@ from torch import nn
 from fedvit.config.load import read_tables
 from fedvit.config.resolve import resolve
 from fedvit.core.errors import UserError
-from fedvit.core.files import read_json, read_lines
+from fedvit.core.files import as_written, read_json, read_lines
 from fedvit.core.settings import Experiment, FromPython
 from fedvit.data.dataset import Dataset
 
@@ -71,6 +71,12 @@ class Run:
         return read_clients(path) if path.is_file() else []
 
     @property
+    def kept_clients(self) -> list[dict[str, Any]]:
+        """kept.csv, clients.csv of the round that run.keep=best has kept; empty without that setting."""
+        path = self.folder / "kept.csv"
+        return read_clients(path) if path.is_file() else []
+
+    @property
     def split(self) -> dict[str, Any]:
         """split.json: which client owns which images, and the names of the classes."""
         found: dict[str, Any] = read_json(self.folder / "split.json", {})
@@ -89,21 +95,22 @@ class Run:
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         return list(dict.fromkeys(line.split(STARTED, 1)[1].strip() for line in lines if STARTED in line))
 
-    def model(self, client: str) -> nn.Module:
+    def model(self, client: str, *, last: bool = False) -> nn.Module:
         """Return the client's own model after the last round, plugins included, ready to predict.
 
+        With run.keep=best it is the model after the best round on validation images, unless `last`.
         It is the model of view `personal`: a method that fine-tunes before its test does so here, on the client's
         images. `model.description` says what goes in and what comes out.
         """
         from fedvit.runs.models import client_model, open_run
 
-        return client_model(open_run(self), client)
+        return client_model(open_run(self, last=last), client)
 
-    def server_model(self) -> nn.Module:
+    def server_model(self, *, last: bool = False) -> nn.Module:
         """Return the model of view `server`, if the server's weights alone make a model."""
         from fedvit.runs.models import open_run, server_model
 
-        return server_model(open_run(self))
+        return server_model(open_run(self, last=last))
 
 
 def load_run(folder: str | Path, own: FromPython | None = None, dataset: Dataset | None = None) -> Run:
@@ -134,9 +141,9 @@ class LocalBaseline:
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
     """Read clients.csv, with numbers as numbers and empty cells as None."""
-    with path.open(newline="") as stream:
+    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
         return [
-            {key: value if key == "client" else _parse_number(value) for key, value in row.items()}
+            {key: as_written(value) if key == "client" else _parse_number(value) for key, value in row.items()}
             for row in csv.DictReader(stream)
         ]
 

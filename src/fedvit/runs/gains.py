@@ -2,7 +2,7 @@
 
 import csv
 
-from fedvit.core.files import replacing, write_json
+from fedvit.core.files import as_written, replacing, write_json
 from fedvit.runs.folder import LocalBaseline, Run
 from fedvit.runs.write import gain_summary
 
@@ -17,7 +17,7 @@ def add_gains(run: Run, alone: Run) -> None:
         reader = csv.DictReader(stream)
         header, lines = list(reader.fieldnames or ()), list(reader)
     for line in lines:
-        there = local.accuracy.get(line["client"])
+        there = local.accuracy.get(as_written(line["client"]))
         line["local_accuracy"] = "" if there is None else str(there)
         line["gain"] = "" if there is None else str(float(line["personal_accuracy"]) - there)
     with replacing(path) as partial, partial.open("w", newline="") as stream:

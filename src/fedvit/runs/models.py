@@ -19,17 +19,19 @@ from fedvit.core.payload import Payload
 from fedvit.core.server import Server
 from fedvit.core.settings import Experiment
 from fedvit.core.training import load_
-from fedvit.engine.checkpoint import load_checkpoint
+from fedvit.engine.checkpoint import load_checkpoint, load_kept
 from fedvit.engine.client_store import ClientStore
 from fedvit.engine.loop import for_round
 from fedvit.engine.net import Net, join_plugins, make_net, window_of
 from fedvit.engine.worker import Worker, load_data
+from fedvit.models.build import portable
 from fedvit.models.cuts import Cut, Parts, Where
 from fedvit.models.plugins.specs import SecondHead
 from fedvit.models.token_skipping import give_all_tokens_, skip_unread_tokens_
 from fedvit.models.width import FULL, Window
 from fedvit.runs.description import Description, Inputs, Parted, Reading, shared_options
 from fedvit.runs.folder import Run
+from fedvit.runs.kept import Rows, best_round
 from fedvit.runs.write import check_same_partition
 from fedvit.split.messages import pack, unpack
 from fedvit.split.plan import SplitPlan, newer_average
@@ -40,7 +42,10 @@ RECEIVED = "received.safetensors"  # in the folder of a site's run: the server's
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run's last checkpoint. Models taken from it share one module: finish with one before you take the next."""
+    """A run's checkpoint, of its last round or of the one it kept.
+
+    Models taken from it share one module: finish with one before you take the next.
+    """
 
     run: Run
     experiment: Experiment
@@ -49,6 +54,7 @@ class OpenedRun:
     store: ClientStore
     split: dict[str, Any]  # split.json
     received: Payload | None = None  # at a site: the server's last message
+    kept_best: bool = False  # whether this is the round that the run kept as its best on validation images
 
     def down(self, name: str) -> Payload:
         """Return the server's message to a client: the one it received, or the one it would be sent now."""
@@ -59,6 +65,13 @@ class OpenedRun:
     @property
     def clients(self) -> list[str]:
         return list(self.split["clients"])
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """The views of this round over all clients, from the files of a finished run."""
+        summary = self.run.summary if self.run.finished else {"views": {}}
+        found: dict[str, Any] = summary["kept"]["views"] if self.kept_best and "kept" in summary else summary["views"]
+        return found
 
     @cached_property
     def worker(self) -> Worker:
@@ -77,8 +90,11 @@ class OpenedRun:
         return Worker(self.experiment, self.net, dataset, split, torch.device("cpu"))
 
 
-def open_run(run: Run) -> OpenedRun:
-    """Open the run's model on the CPU, its server and its clients' memories."""
+def open_run(run: Run, *, last: bool = False) -> OpenedRun:
+    """Open the run's model on the CPU, its server and its clients' memories, as of the round that the run keeps.
+
+    That is the last round unless run.keep=best; `last` means the last round in any case.
+    """
     saved = run.folder / "split.json"
     if not saved.is_file():
         raise UserError(f"{run.folder} has no checkpoint yet: run it first")
@@ -92,11 +108,20 @@ def open_run(run: Run) -> OpenedRun:
     whole = run.finished or (message is not None and server.round == experiment.train.rounds)
     if not whole:
         log.warning("%s is not finished: this is round %d of %d", run.folder, server.round, experiment.train.rounds)
+    best = None if last or experiment.run.keep == "last" else best_round(_saved(run.rounds, server.round))
+    if best is not None and best != server.round:
+        log.info("%s keeps round %d, its best on validation images", run.folder, best)
+        server = load_kept(run.folder / "checkpoint", store, best)
     seen = tuple(name for name in split["clients"] if name not in split.get("unseen", []))
     if "class_names" not in split:
         raise UserError(f"{saved} does not name the classes: the run was made by a version too old to be opened")
     net = make_net(experiment, len(split["class_names"]), torch.device("cpu"))
-    return OpenedRun(run, experiment, net, replace(server, clients=seen), store, split, message)
+    return OpenedRun(run, experiment, net, replace(server, clients=seen), store, split, message, best is not None)
+
+
+def _saved(rows: Rows, newest: int) -> Rows:
+    """Return the rounds that the checkpoint holds: a run that was killed may have written one more line."""
+    return [row for row in rows if row["round"] <= newest]
 
 
 def client_model(opened: OpenedRun, name: str) -> nn.Module:
@@ -248,11 +273,12 @@ def describe(opened: OpenedRun, client: str | None, window: Window = FULL, parte
         round=opened.server.round,
         method=shared_options(experiment.method, window.rate),
         tune=experiment.tune,
-        model=experiment.model.model_copy(update={"weights": None, "pretrained": False, "fingerprint": None}),
+        model=portable(experiment.model),
         plugins=[plugin_table(plugin) for plugin in join_plugins(net.plan.build, net.tune.build)],
         rate=window.rate,
         split=parted,
         classes=split["class_names"],
+        task="multi" if experiment.data.several_labels else None,
         input=Inputs(size=inputs.size, mean=inputs.mean, std=inputs.std, antialias=shrinks((height, width), inputs)),
         image=image,
         reading=Reading(width=width, height=height, window=experiment.data.window, gray=channels == 1),

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from fedvit.core.errors import UserError
 from fedvit.models.folding import CannotFoldError
+from fedvit.runs.card import KEY as CARD
+from fedvit.runs.card import Card
 from fedvit.runs.description import KEY, Description
 from fedvit.runs.model_file import ONE_FILE, check_images, create, description_of, logits, plain_model, write_checked
 from fedvit.runs.models import OpenedRun, attach_description
@@ -51,7 +53,7 @@ def load_onnx(path: Path) -> nn.Module:
     return attach_description(model, Description.from_metadata(metadata, path))
 
 
-def write_onnx(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
+def write_onnx(model: nn.Module, opened: OpenedRun, path: Path, card: Card) -> Description:
     """Write one graph from normalized images (batch, 3, size, size) to logits (batch, classes), for any batch size."""
     for name in ("onnx", "onnxscript", "onnxruntime"):
         _needed(name)
@@ -69,6 +71,7 @@ def write_onnx(model: nn.Module, opened: OpenedRun, path: Path) -> Description:
 
     def save_to(file: Path, final: Description) -> None:
         program.model.metadata_props[KEY] = final.to_json()
+        program.model.metadata_props[CARD] = card(final)
         size = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
         program.save(file, external_data=size > ONE_FILE)
 

@@ -18,6 +18,7 @@ from fedvit.core.files import write_csv
 from fedvit.data import folders
 from fedvit.data.cache import UnreadableError
 from fedvit.data.decoding import decode
+from fedvit.data.dicom import is_dicom
 from fedvit.runs.description import Description
 from fedvit.runs.export import load_model
 from fedvit.runs.folder import load_run
@@ -26,7 +27,10 @@ from fedvit.runs.models import client_model, open_run, server_model
 
 
 class Prediction(NamedTuple):
-    """The most likely classes of an image, best first, with their probabilities."""
+    """The most likely classes of an image, best first, with their probabilities.
+
+    With several labels per image, these are independent: each label has a probability from 0 to 1 of its own.
+    """
 
     image: Path
     classes: tuple[str, ...]
@@ -43,9 +47,14 @@ def predict(
     description = description_of(model)
     top = min(top, len(description.classes))
     for files, logits in batches_of_logits(model, list(_image_files(images)), unreadable):
-        chances, numbers = torch.softmax(logits, dim=1).topk(top, dim=1)
+        chances, numbers = probabilities(logits, description).topk(top, dim=1)
         for file, chance, number in zip(files, chances.tolist(), numbers.tolist(), strict=True):
             yield Prediction(file, tuple(description.classes[n] for n in number), tuple(chance))
+
+
+def probabilities(logits: torch.Tensor, description: Description) -> torch.Tensor:
+    """Return the probability of every class: they sum to 1, unless an image may have several labels."""
+    return torch.sigmoid(logits) if description.several_labels else torch.softmax(logits, dim=1)
 
 
 def batches_of_logits(
@@ -100,8 +109,13 @@ def images_below(folder: Path) -> list[Path]:
     return [
         file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.suffix.lower() in folders.SUFFIXES and not hidden(file.relative_to(folder))
+        if not hidden(file.relative_to(folder)) and file.is_file() and _is_image(file)
     ]
+
+
+def _is_image(file: Path) -> bool:
+    """Return whether a file is an image by its suffix or, without one, a DICOM file by its mark."""
+    return file.suffix.lower() in folders.SUFFIXES or (not file.suffix and is_dicom(file))
 
 
 def hidden(path: Path) -> bool:
@@ -118,30 +132,38 @@ def _read_image(file: Path, description: Description) -> NDArray[np.uint8]:
     return pixels
 
 
-def model_of(source: Path, client: str | None, *, server: bool) -> nn.Module:
+def model_of(source: Path, client: str | None, *, server: bool, last: bool = False) -> nn.Module:
     """Return the model that a command names: an exported file, or a client's or the server's model of a run."""
     if source.is_file():
-        if client is not None or server:
-            raise UserError(f"{source} is one model: --client and --server are for the folder of a run")
+        if client is not None or server or last:
+            raise UserError(f"{source} is one model: --client, --server and --last are for the folder of a run")
         return load_model(source)
     if not source.exists():
         raise UserError(f"no model or run at {source}: expected a file from `fedvit export`, or the folder of a run")
     run = load_run(source)
-    opened = open_run(run)
+    opened = open_run(run, last=last)
     if (client is None) != server:
         raise UserError(f"say whose model: --client NAME or --server; the clients are {', '.join(opened.clients)}")
     return server_model(opened) if client is None else client_model(opened, client)
 
 
 def predict_to(
-    console: Console, model: nn.Module, images: Sequence[str | Path], top: int, table: Path | None
+    console: Console, model: nn.Module, images: Sequence[str | Path], top: int | None, table: Path | None
 ) -> list[str]:
-    """Print predictions to the console or write them to a CSV file; return what could not be read."""
+    """Print predictions to the console or write them to a CSV file; return what could not be read.
+
+    Without `top`, they are the likeliest class, or all of several labels.
+    """
     unreadable: list[str] = []
-    top = min(top, len(description_of(model).classes))
-    found = predict(model, images, top=top, unreadable=unreadable)
+    description = description_of(model)
+    names = description.classes
+    top = min(top or (len(names) if description.several_labels else 1), len(names))
+    found = predict(
+        model, images, top=len(names) if table and description.several_labels else top, unreadable=unreadable
+    )
     if table is not None:
-        count = write_csv(table, _csv_lines(found, top))
+        lines = _label_lines(found, names) if description.several_labels else _csv_lines(found, top)
+        count = write_csv(table, lines)
         console.print(f"{count} images: {table}", soft_wrap=True, highlight=False, markup=False)
         return unreadable
     for image, classes, chances in found:
@@ -161,3 +183,11 @@ def _csv_lines(predictions: Iterable[Prediction], top: int) -> Iterator[list[obj
     yield [*header(top)]
     for image, classes, chances in predictions:
         yield [image, *(cell for pair in zip(classes, chances, strict=True) for cell in pair)]
+
+
+def _label_lines(predictions: Iterable[Prediction], names: Sequence[str]) -> Iterator[list[object]]:
+    """Yield a header and one line per image: the labels with a probability of at least a half, and all of them."""
+    yield ["image", "labels", *(f"probability {name}" for name in names)]
+    for image, classes, chances in predictions:
+        chance = dict(zip(classes, chances, strict=True))
+        yield [image, "|".join(name for name in names if chance[name] >= 0.5), *(chance[name] for name in names)]

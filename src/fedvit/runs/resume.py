@@ -18,11 +18,13 @@ from fedvit.core.settings import PLANNED, Experiment, FromPython
 from fedvit.data.dataset import Dataset
 from fedvit.data.sources import load_dataset
 from fedvit.engine.loop import Round
+from fedvit.engine.private import FOLDER as PRIVACY
 from fedvit.engine.system import cores
 from fedvit.engine.worker import load_data
 from fedvit.runs.caution import warn_of_model
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.lock import LOCK, TRIAL_LOCK
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +149,8 @@ def _already_there(folder: Path, experiment: Experiment) -> str:
 
 def _is_left_over(path: Path) -> bool:
     """Return whether a file was left by a run that was stopped before its first round."""
-    return path.suffix == ".partial" or path.name in ("flower", "sites", "lock", "error.txt", "network.json", "search")
+    left = ("flower", "sites", LOCK, TRIAL_LOCK, "error.txt", "network.json", "search", PRIVACY)
+    return path.suffix == ".partial" or path.name in left
 
 
 def _warn_of_too_many(threads: int, workers: int) -> None:
@@ -172,6 +175,11 @@ def refuse_changes(folder: Path, experiment: Experiment) -> None:
             raise UserError(
                 f"{folder} cannot be extended: train.schedule={experiment.train.schedule} plans its learning rates "
                 f"over {old} rounds; start a new run with another --out"
+            )
+        if experiment.privacy.epsilon is not None:
+            raise UserError(
+                f"{folder} cannot be extended: its noise was chosen so that {old} rounds spend privacy.epsilon="
+                f"{experiment.privacy.epsilon:g}; start a new run with another --out, which spends as much again"
             )
     if difference:
         raise UserError(

@@ -1,33 +1,34 @@
 """The files of a run: rounds.jsonl while it runs, clients.csv and summary.json at the end."""
 
-import csv
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fedvit.config.resolve import to_toml
 from fedvit.core.errors import UserError
-from fedvit.core.files import make_folder, read_lines, replacing, strict_json, write_json, write_text
+from fedvit.core.files import make_folder, read_lines, strict_json, write_bytes, write_csv, write_json, write_text
 from fedvit.core.metrics import CONFUSION
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
-from fedvit.data.dataset import Dataset
+from fedvit.data.dataset import Dataset, Labels, count_present
 from fedvit.data.partition.groups import count_patients
 from fedvit.data.partition.records import Partition
 from fedvit.data.partition.split import partition_counts
+from fedvit.engine.checkpoint import read_scores
 from fedvit.engine.cost import split_costs
 from fedvit.engine.ledger import per_client
 from fedvit.engine.loop import Round, Scores, is_evaluated, view_names
 from fedvit.engine.net import POOLED, Net
+from fedvit.engine.private import FOLDER as PRIVACY
+from fedvit.engine.private import spent
 from fedvit.models.build import macs_per_example
+from fedvit.runs.clinical import read_clinical, write_clinical
 from fedvit.runs.doubts import doubts
 from fedvit.runs.folder import LocalBaseline, Run
+from fedvit.runs.kept import kept_summary
 from fedvit.runs.updates import about_updates
 
 
@@ -49,15 +50,19 @@ def open_folder(folder: Path, experiment: Experiment, description: Mapping[str, 
         check_same_partition(folder, description)
     else:
         make_folder(folder)
+        if (folder / "run.toml").is_file():
+            raise UserError(
+                f"another process has begun a run in {folder}: continue it with --resume, or give another --out"
+            )
         write_text(folder / "run.toml", to_toml(experiment))
     text = json.dumps(description, allow_nan=False)  # one line, because it lists every image of every client
     write_text(folder / "split.json", f"{text}\n")
 
 
-def roster_of(labels: NDArray[np.int64], partition: Partition) -> Roster:
+def roster_of(labels: Labels, partition: Partition) -> Roster:
     """Return how much data every client has."""
     return {
-        name: Holding(len(part.train), len(part.test), len(np.unique(labels[part.train])))
+        name: Holding(len(part.train), len(part.test), count_present(labels[part.train]))
         for name, part in partition.clients.items()
     }
 
@@ -104,7 +109,7 @@ def write_clients(
     done: Round,
     local: LocalBaseline | None,
 ) -> None:
-    """Write clients.csv and confusion.json of the newest evaluation, before the checkpoint that relies on them."""
+    """Write the files of the newest evaluation, before the checkpoint that relies on them."""
     assert done.scores is not None
     alone = local.accuracy if local else None
     if experiment.method["name"] == "local":
@@ -112,6 +117,9 @@ def write_clients(
     trained = rounds_trained(rows, done.scores)
     _write_clients_csv(folder / "clients.csv", roster, done.scores, trained, alone, metrics)
     _write_confusion_json(folder / "confusion.json", done.scores)
+    if experiment.run.clinical:
+        names = Run(folder).split["class_names"]
+        write_clinical(folder, experiment, names, done.row["round"], done.scores, done.cases)
 
 
 def _layers_chosen_from(net: Net) -> list[str] | None:
@@ -131,7 +139,11 @@ def write_summary(
     peak_mb: float,
 ) -> None:
     """Write summary.json, the very last file: its presence means that the run is finished."""
-    views, clients = _view_summary(rows), run.clients
+    views, clients, clinical = _view_summary(rows), run.clients, read_clinical(run.folder)
+    private = None
+    if experiment.privacy.on and isinstance(net.plan, Plan):
+        names = [POOLED] if net.plan.pooled else [row["client"] for row in clients if row["rounds_trained"]]
+        private = spent(experiment, net.plan, run.folder / PRIVACY, names)
     schedule = local.schedule if local else experiment.method.get("schedule")
     summary = {
         "method": experiment.method["name"],
@@ -150,6 +162,7 @@ def write_summary(
         "never_trained": _never_trained(clients),
         "unseen": unseen,
         "gain_over_local": gain_summary(clients, schedule),
+        "clinical": clinical.summary() if clinical and clinical.round == rows[-1]["round"] else None,
         "params": net.params(),
         "nbytes": nbytes_per_client(rows),
         "nbytes_run": nbytes_of_run(rows),
@@ -159,7 +172,8 @@ def write_summary(
         **split_costs(net, experiment.train.batch),
         "seconds": seconds,
         "peak_rss_mb": peak_mb,
-        "epsilon": None,
+        "epsilon": None if private is None else private["epsilon"],
+        "kept": kept_summary(rows, experiment.run),
         "warnings": doubts(
             run,
             experiment,
@@ -168,6 +182,10 @@ def write_summary(
             keeps_own=net.memory_nbytes > 0,
         ),
     }
+    if private is not None:
+        summary["privacy"] = private
+    if summary["kept"] is not None:
+        write_bytes(run.folder, "kept.csv", read_scores(run.folder / "checkpoint", summary["kept"]["round"]))
     write_json(run.folder / "summary.json", summary)
 
 
@@ -209,16 +227,18 @@ def _write_clients_csv(
     views = view_names(scores)
     header = ["client", "train_samples", "test_samples", "classes", "rounds_trained"]
     columns = [f"{view}_{metric}" for view in views for metric in metrics]
-    with replacing(path) as partial, partial.open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow([*header, *columns, "local_accuracy", "gain"])
+
+    def lines() -> Iterator[Sequence[Any]]:
+        yield [*header, *columns, "local_accuracy", "gain"]
         for name, score in scores.items():
             has = roster[name]
             alone = local.get(name) if local is not None else None
             gain = "" if alone is None else score["personal_accuracy"] - alone
             values = [score.get(column, "") for column in columns]
             counts = [has.train, has.test, has.classes, trained[name]]
-            writer.writerow([name, *counts, *values, "" if alone is None else alone, gain])
+            yield [name, *counts, *values, "" if alone is None else alone, gain]
+
+    write_csv(path, lines())
 
 
 def _write_confusion_json(path: Path, scores: Scores) -> None:
@@ -235,12 +255,14 @@ def _write_confusion_json(path: Path, scores: Scores) -> None:
 def write_unseen_csv(path: Path, partition: Partition, scores: Scores, metrics: Sequence[str]) -> None:
     """Write unseen.csv: the clients that never trained, by view."""
     columns = [f"{view}_{metric}" for view in view_names(scores) for metric in metrics]
-    with replacing(path) as partial, partial.open("w", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(["client", "train_samples", "test_samples", *columns])
+
+    def lines() -> Iterator[Sequence[Any]]:
+        yield ["client", "train_samples", "test_samples", *columns]
         for name, score in scores.items():
             part = partition.clients[name]
-            writer.writerow([name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)])
+            yield [name, len(part.train), len(part.test), *(score.get(column, "") for column in columns)]
+
+    write_csv(path, lines())
 
 
 def _view_summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -27,6 +27,7 @@ class SplitPlan:
     name: str
     build: tuple[Plugin, ...] = ()
     weighting: ClassVar[Literal["equal"]] = "equal"
+    one_label_only: ClassVar[str] = "sends class numbers to the server, which computes the loss"  # if labels leave
     cut: Cut = field(default_factory=Cut)
     # When the body is trained: "round", once per round from each client's last batch; "step", at every step from the
     # mean over clients; "copies", at every step in one copy per client, and the copies are averaged after the round;

@@ -118,6 +118,11 @@ def look(question: Question, out: Path | None, *, probe: bool = True, dataset: D
     """Describe the data, and choose the candidates and the length of the probe by rule; nothing is trained."""
     check_question(question)
     plain = question.experiment(NEUTRAL)
+    if plain.data.several_labels:
+        raise UserError(
+            f"the images of {plain.data.name} may have several labels, and the rules and evidence of advise are about "
+            "images with one label; compare a few methods yourself with `fedvit compare fedavg fedper fedavg+head`"
+        )
     dataset, partition = load_data(plain, dataset)
     profile = profile_data(plain, dataset, partition)
     cohort = plain.train.cohort

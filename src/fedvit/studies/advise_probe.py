@@ -112,7 +112,15 @@ def probe_experiment(experiment: Experiment, data: Dataset, rounds: int) -> Expe
                 update={"rounds": rounds, "cohort": min(experiment.train.cohort, clients), "schedule": "constant"}
             ),
             "run": experiment.run.model_copy(
-                update={"eval_every": 0, "until_accuracy": None, "track": None, "before_after": False}
+                update={
+                    "eval_every": 0,
+                    "until_accuracy": None,
+                    "keep": "last",
+                    "patience": None,
+                    "track": None,
+                    "before_after": False,
+                    "clinical": False,
+                }
             ),
         }
     )

@@ -16,8 +16,9 @@ from fedvit.core.errors import DivergedError, UserError
 from fedvit.core.files import write_json
 from fedvit.engine.loop import Round
 from fedvit.report.load import rows_in
+from fedvit.report.paired import against_local
 from fedvit.report.sites import write_sites
-from fedvit.report.statistics import LOCAL, by_unit, count_hurt
+from fedvit.report.statistics import LOCAL, Record, by_unit, count_hurt
 from fedvit.report.statistics import Row as ReportRow
 from fedvit.runs.folder import LocalBaseline, Run
 from fedvit.studies.rows import OnStart, Row, diverged_runs, mean_of, refuse_unused, resolve_seeds, run_of, run_rows
@@ -90,8 +91,10 @@ def compare(
     alone = local_row(rows)
     yield from run_rows(rows, folder, lambda row, _: None if row is alone else alone, on_start, workers, tolerant=True)
     done = finished_rows(rows, folder)
-    write_json(folder / "compare.json", [_entry(row, folder, alone) for row in done])
-    write_sites(folder / "sites.csv", compared_rows(done, folder))
+    shown = compared_rows(done, folder)
+    records = {record.folder: record for row in shown for record in row.records}
+    write_json(folder / "compare.json", [_entry(row, folder, alone) | _clinical(row, folder, records) for row in done])
+    write_sites(folder / "sites.csv", shown)
 
 
 def finished_rows(rows: Sequence[Row], folder: Path) -> list[Row]:
@@ -154,6 +157,19 @@ def _entry(row: Row, folder: Path, alone: Row) -> dict[str, Any]:
         **({"auroc": mean_of(areas)} if areas else {}),
         **({"search": row.search} if row.search is not None else {}),
     }
+
+
+def _clinical(row: Row, folder: Path, records: Mapping[Path, Record]) -> dict[str, Any]:
+    """Return a row's clinical scores by seed, and its tests against Local; nothing if they were not asked for."""
+    found = []
+    for seed in row.experiments:
+        run = run_of(folder, row, seed)
+        scores = run.summary.get("clinical")
+        if scores is not None:
+            tests, why = against_local(records[run.folder], list(records.values()))
+            told = {"against_local": [test.to_json() for test in tests] or None, "untested": why or None}
+            found.append({"seed": seed, **scores, **told})
+    return {"clinical": found} if found else {}
 
 
 def save_comparison(path: Path, rows: Sequence[Row], entries: Sequence[Mapping[str, Any]]) -> None:

@@ -80,7 +80,7 @@ def _server_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> tuple
 
 def _client_features(run: Run, net: Net, worker: Worker, shown: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Compute features with every client's own model on its own test images."""
-    opened = open_run(run)
+    opened = open_run(run, last=True)
     for name in worker.partition.seen:
         mine = torch.from_numpy(worker.partition.clients[name].test)
         mine = mine[torch.isin(mine, shown)]

@@ -24,7 +24,7 @@ def shares_by_block(run: Run) -> list[float]:
     dataset, split = load_data(experiment)
     net = make_net(experiment, dataset.classes, cpu)
     worker = Worker(experiment, net, dataset, split, cpu)
-    opened, sums, images = open_run(run), dict[int, float](), 0
+    opened, sums, images = open_run(run, last=True), dict[int, float](), 0
     for name in worker.partition.seen:
         mine = torch.from_numpy(worker.partition.clients[name].test)
         model, data = client_model(opened, name).eval(), worker.client(name, 0, {}).data

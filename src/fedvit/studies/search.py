@@ -231,7 +231,16 @@ def _for_search(e: Experiment, rounds: int, every: int) -> Experiment:
         update={
             "data": e.data.model_copy(update={"val": e.data.val or HELD_OUT}),
             "train": e.train.model_copy(update={"rounds": rounds}),
-            "run": e.run.model_copy(update={"eval_every": every, "until_accuracy": None, "track": None}),
+            "run": e.run.model_copy(
+                update={
+                    "eval_every": every,
+                    "until_accuracy": None,
+                    "keep": "last",
+                    "patience": None,
+                    "track": None,
+                    "clinical": False,
+                }
+            ),
         }
     )
 

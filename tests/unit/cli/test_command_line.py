@@ -59,6 +59,7 @@ def test_a_run_writes_the_files_of_the_contract(run_folder: Path) -> None:
         "confusion.json",
         "summary.json",
         "checkpoint",
+        "lock",
         "log.txt",
         "report.html",
     }

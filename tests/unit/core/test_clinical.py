@@ -182,9 +182,24 @@ def test_a_macro_mean_is_over_the_same_classes_everywhere_or_missing() -> None:
 def test_scores_survive_the_message() -> None:
     for made in (drawn(), drawn(patients=9), cases(np.zeros((5, 1), bool), np.full((5, 1), 0.2))):
         score = score_cases(made, 0, "a")
-        assert from_scalars(to_scalars(score)) == score
+        found = from_scalars(to_scalars(score))
+        assert found is not None
+        assert from_scalars(to_scalars(found)) == found
+        for one, other in zip(found.classes, score.classes, strict=True):
+            assert replace(one, bins=()) == replace(other, bins=())
+            assert [(b.images, b.positives) for b in one.bins] == [(b.images, b.positives) for b in other.bins]
+            assert one.ece == pytest.approx(other.ece, abs=0.05)
         assert clinical_problem(to_scalars(score), 2) is None
     assert from_scalars({"personal_accuracy": 1.0}) is None
+
+
+def test_no_probability_of_a_single_image_is_in_the_message() -> None:
+    """A bin of one image would tell its probability; a bin of five tells their mean."""
+    p = np.array([[0.123], [0.876], *[[0.51 + number / 100] for number in range(5)]])
+    sent = to_scalars(score_cases(cases(np.arange(7)[:, None] % 2 == 0, p), 0, "a"))
+    assert sent["personal_clinical_bin_probability1_0"] == pytest.approx(0.15)
+    assert sent["personal_clinical_bin_probability8_0"] == pytest.approx(0.85)
+    assert sent["personal_clinical_bin_probability5_0"] == pytest.approx(p[2:].sum())
 
 
 @pytest.mark.parametrize(

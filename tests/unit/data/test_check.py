@@ -19,7 +19,7 @@ from fedvit.cli.main import app
 from fedvit.core.errors import UserError
 from fedvit.core.settings import DataSettings
 from fedvit.data.check import check_files, similar_names
-from fedvit.data.sources import load_dataset
+from fedvit.data.sources import from_npz, load_dataset
 
 
 def call(*arguments: object) -> tuple[int, str, str]:
@@ -236,6 +236,7 @@ def test_many_skipped_files_are_counted_and_listed_in_the_log(clean: Path, tmp_p
     assert (tmp_path / "r" / "log.txt").read_text().count("is not an image") == 25
 
 
+@pytest.mark.attack
 def test_a_pipe_and_a_huge_image_do_not_stop_a_run_that_skips_bad_files(clean: Path, tmp_path: Path) -> None:
     os.mkfifo(clean / "north/ill/pipe.png")
     (clean / "north/ill/huge.png").write_bytes(huge_png())
@@ -243,6 +244,7 @@ def test_a_pipe_and_a_huge_image_do_not_stop_a_run_that_skips_bad_files(clean: P
     assert len(load_dataset(settings, 8)) == 24
 
 
+@pytest.mark.attack
 def test_an_npz_that_claims_more_than_it_has_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "claims.npz"
     with zipfile.ZipFile(path, "w") as archive:
@@ -257,3 +259,11 @@ def test_an_npz_that_claims_more_than_it_has_is_a_message(tmp_path: Path) -> Non
             archive.writestr(f"{part}_labels.npy", stream.getvalue())
     with pytest.raises(UserError, match="claims the shape"):
         load_dataset(DataSettings(name=str(path)), None)
+
+
+@pytest.mark.attack
+def test_an_npz_whose_labels_claim_many_classes_is_a_message(tmp_path: Path) -> None:
+    images, labels = np.zeros((2, 2, 2, 3), np.uint8), np.array([0, 2**60])
+    np.savez(tmp_path / "a.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    with pytest.raises(UserError, match="has the class number 1152921504606846976: expected numbers below 100,000"):
+        from_npz(tmp_path / "a.npz")

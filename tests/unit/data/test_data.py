@@ -2,6 +2,8 @@
 
 import pickle
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,11 +197,65 @@ def test_a_damaged_cache_is_decoded_again(tmp_path: Path, store: Path) -> None:
     assert np.array_equal(load_dataset(settings(root, store), 16).images, before)
 
 
-def test_links_are_followed(tmp_path: Path, store: Path) -> None:
+@pytest.mark.attack
+def test_links_are_followed_inside_the_folder_and_out_of_it_only_if_a_setting_says_so(
+    tmp_path: Path, store: Path
+) -> None:
     folder(tmp_path / "elsewhere", CLASSES)
     root = folder(tmp_path / "d", ("a", "b"), CLASSES)
-    (root / "c").symlink_to(tmp_path / "elsewhere")
+    (root / "c").symlink_to(root / "a")
     assert load_dataset(settings(root, store), 16).site_names == ("a", "b", "c")
+    (root / "d").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=r"d is a link that leads out of .*data.follow_links=true"):
+        load_dataset(settings(root, store), 16)
+    followed = settings(root, store).model_copy(update={"follow_links": True})
+    assert load_dataset(followed, 16).site_names == ("a", "b", "c", "d")
+    (root / "d").unlink()
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(next((tmp_path / "elsewhere").rglob("*.png")).read_bytes())
+    next((root / "b").rglob("*.png")).with_name("link.png").symlink_to(secret)
+    with pytest.raises(UserError, match=r"link.png is a link that leads out"):
+        load_dataset(settings(root, store), 16)
+    assert load_dataset(followed, 16).site_names == ("a", "b", "c")
+
+
+def test_a_link_to_a_folder_that_contains_it_is_an_error(tmp_path: Path, store: Path) -> None:
+    root = folder(tmp_path / "d", ("a", "b"), CLASSES)
+    (root / "a" / CLASSES[0] / "again").symlink_to(root)
+    for follow in (False, True):
+        with pytest.raises(UserError, match="again is a link to a folder that contains it"):
+            load_dataset(settings(root, store).model_copy(update={"follow_links": follow}), 16)
+
+
+@pytest.mark.attack
+def test_an_image_with_more_pixels_than_the_setting_allows_is_named(tmp_path: Path, store: Path) -> None:
+    root = folder(tmp_path / "d", CLASSES)
+    big = root / CLASSES[0] / "big.png"
+    Image.fromarray(np.zeros((40, 50), np.uint16)).save(big)
+    few = settings(root, store).model_copy(update={"max_pixels": 1999})
+    with pytest.raises(UserError, match=r"big.png has 50 x 40 pixels, over data.max_pixels=1999"):
+        load_dataset(few, 16)
+    skipped = load_dataset(few.model_copy(update={"skip_bad": True}), 16)
+    assert "big.png" not in {Path(name).name for name in skipped.files}
+    more = load_dataset(few.model_copy(update={"skip_bad": True, "max_pixels": 2000}), 16)
+    assert len(more) == len(skipped) + 1
+
+
+def test_a_small_file_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """16 bits of 89 million equal pixels compress to a few hundred kB; several threads decode such files in turn."""
+    code = (
+        "import resource, sys; from collections import Counter; from pathlib import Path;"
+        "from concurrent.futures import ThreadPoolExecutor; from fedvit.data.decoding import decode;"
+        "import numpy, PIL.Image; before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "list(ThreadPoolExecutor(4).map(lambda n: decode(Path(sys.argv[1]), (8, 8), Counter()), range(4)));"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1000)"
+    )
+    Image.fromarray(np.zeros((9000, 9900), np.uint16)).save(tmp_path / "bomb.png")
+    assert (tmp_path / "bomb.png").stat().st_size < 500_000
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "bomb.png")], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 900, "MB"
 
 
 def test_a_split_notices_other_images(tmp_path: Path, store: Path) -> None:

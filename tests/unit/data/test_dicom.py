@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -171,6 +174,25 @@ def test_a_file_without_a_suffix_is_known_by_its_mark(tmp_path: Path) -> None:
     assert np.array_equal(shown(dicom(tmp_path / "IM0001", levels)), scaled(levels, 0, 4000))
 
 
+def test_files_without_a_suffix_are_trained_on_hinted_at_and_predicted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = hospital(tmp_path / "d", patients=4)
+    for file in sorted(root.rglob("*.dcm")):
+        file.rename(file.with_suffix(""))
+    (root / "north" / "normal" / "README").write_text("no image, and not taken for one in predictions")
+    sets = {"cache": str(tmp_path / "cache"), "skip_bad": True}
+    run = fedvit.run(
+        data=root, out=tmp_path / "r", method="local", settings=sets, rounds=1, epochs=1, patch_size=4, batch=4
+    )
+    assert "--set data.patient=dicom keeps the images of a patient together" in caplog.text
+    assert len(list(fedvit.predict(run.model("north"), [root / "north" / "normal"]))) == 4
+    (root / "north" / "normal" / "README").unlink()
+    told = CliRunner().invoke(app, ["datasets", str(root)])
+    assert "hint: 16 DICOM files name their patients" in told.stdout
+
+
+@pytest.mark.attack
 def test_what_cannot_be_read_says_why_and_quotes_no_header(file: Path, tmp_path: Path) -> None:
     def refused(said: str) -> None:
         with pytest.raises(UnreadableError, match=said) as caught:
@@ -191,7 +213,7 @@ def test_what_cannot_be_read_says_why_and_quotes_no_header(file: Path, tmp_path:
     dicom(file, ramp(0, 9), kind="HSV")
     refused("unknown kind HSV")
     dicom(file, ramp(0, 9), Rows=60000, Columns=60000)
-    refused("over 89 million")
+    refused("over data.max_pixels=89478485")
     dicom(file, ramp(0, 9), Rows=0)
     refused("is damaged|no picture")
     header = pydicom.dcmread(dicom(file, ramp(0, 9)))
@@ -350,3 +372,16 @@ def test_a_manifest_of_dicom_files_may_leave_patients_to_the_headers(tmp_path: P
     (root / "manifest.csv").write_text("\n".join(["path,label", *lines]))
     data = load_dataset(DataSettings(name=str(root / "manifest.csv"), cache=tmp_path / "c", patient="dicom"), 8)
     assert len(set(data.patients.tolist())) == 8  # type: ignore[union-attr]
+
+
+def test_a_pipe_among_the_files_does_not_hold_up_the_search_for_patients(tmp_path: Path) -> None:
+    from fedvit.data.dicom import patients_from_headers
+
+    os.mkfifo(tmp_path / "scan.dcm")
+    late = threading.Timer(20, lambda: os.close(os.open(tmp_path / "scan.dcm", os.O_WRONLY)))  # so that a failure ends
+    late.start()
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="finds no patient in it"):
+        patients_from_headers([tmp_path / "scan.dcm"], skip_bad=False)
+    late.cancel()
+    assert time.monotonic() - begin < 15

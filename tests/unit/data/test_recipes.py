@@ -17,10 +17,13 @@ from fedvit.cli.main import app
 PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()
 
 
-def run(title: str) -> None:
-    """Execute the snippet of a section."""
+def run(title: str, **changes: str) -> None:
+    """Execute the snippet of a section, with other texts in it where its reader is told to change them."""
     (section,) = (text for text in re.split(r"^## ", PAGE, flags=re.MULTILINE) if text.startswith(title))
     (snippet,) = re.findall(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    for old, new in changes.items():
+        assert f'"{old}": None' in snippet
+        snippet = snippet.replace(f'"{old}": None', f'"{old}": "{new}"')
     exec(compile(snippet, title, "exec"), {})
 
 
@@ -68,7 +71,8 @@ def test_nih() -> None:
     (root / "test_list.txt").write_text("\n".join(test))
     run("NIH")
     found, split = checked("nih/manifest.csv", "--partition", "dirichlet_train", "--clients", "2", "--batch", "2")
-    assert found["counts"] == {"": {"finding": 30, "none": 30}}
+    assert found["counts"] == {"": {"(no label)": 30, "Effusion": 30, "Infiltration": 30}}
+    assert found["images"] == 60
     assert found["patients"][""]["patients"] == 30
     assert sum(part["test"] for part in split["patients"].values()) == 10
 
@@ -112,3 +116,58 @@ def test_ham10000(origin: bool) -> None:
     assert found["images"] == len(rows) == 48
     assert sum(site["patients"] for site in found["patients"].values()) == 24
     assert list(split["clients"]) == (["rosendahl", "vidir_modern"] if origin else ["0", "1"])
+
+
+def test_domainnet() -> None:
+    root, styles, kinds = Path("domainnet"), ("clipart", "quickdraw"), ("aircraft_carrier", "zebra")
+    for style in styles:
+        lines: dict[str, list[str]] = {"train": [], "test": []}
+        for label, kind in ((0, kinds[0]), (344, kinds[1])):
+            for number in range(1, 13):
+                path = f"{style}/{kind}/{style}_{label:03d}_{number:06d}.jpg"
+                picture(root / path)
+                lines["test" if number > 9 else "train"].append(f"{path} {label}")
+        for part, rows in lines.items():
+            (root / f"{style}_{part}.txt").write_text("\n".join(rows) + "\n")
+    (root / "real_train.txt").write_text("real/zebra/real_344_000001.jpg 344\n")  # an archive that is not here
+    run("DomainNet")
+    found, split = checked("domainnet/manifest.csv", "--batch", "2")
+    assert found["counts"] == {style: dict.fromkeys(kinds, 12) for style in styles}
+    assert {name: sum(part["test"]) for name, part in split["clients"].items()} == dict.fromkeys(styles, 6)
+    (root / "manifest.csv").unlink()
+    for path in root.glob("*.txt"):
+        path.unlink()
+    folders, _ = checked("domainnet", "--set", "data.layout=domain", "--clients", "2", "--batch", "2")
+    assert folders["counts"] == found["counts"]
+
+
+@pytest.mark.parametrize("owners", [False, True])
+def test_hugging_face(owners: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets", reason="needs datasets: pip install datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", Path.cwd() / "cache")
+    rng = np.random.default_rng(0)
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["normal", "pneumonia"])}
+    features |= {key: datasets.Value("string") for key in ("case", "hospital")}
+    for part, first, count in (("train", 0, 24), ("validation", 24, 8), ("test", 32, 8)):
+        who = range(first, first + count)
+        pixels = [Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)) for _ in who]
+        pixels[0] = pixels[0].convert("CMYK")  # a kind of image that PNG cannot hold
+        columns = {
+            "image": pixels,
+            "label": [number % 2 for number in who],
+            "case": [f"c{number // 4}" for number in who],
+            "hospital": [("north", "south")[number // 4 % 2] for number in who],
+        }
+        Path("hub-set/data").mkdir(parents=True, exist_ok=True)
+        made = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+        made.to_parquet(f"hub-set/data/{part}-00000-of-00001.parquet")
+    run("Hugging Face", **({"patient": "case", "site": "hospital"} if owners else {}))
+    more = ("--batch", "2") if owners else ("--partition", "dirichlet_train", "--clients", "2", "--batch", "2")
+    found, split = checked("from-hub/manifest.csv", *more)
+    assert found["images"] == 40
+    assert list(split["clients"]) == (["north", "south"] if owners else ["0", "1"])
+    parts = {key: sum(sum(own[key]) for own in split["clients"].values()) for key in ("train", "val", "test")}
+    assert parts == {"train": 24, "val": 8, "test": 8}
+    if owners:
+        assert found["counts"] == {"north": {"normal": 10, "pneumonia": 10}, "south": {"normal": 10, "pneumonia": 10}}
+        assert {name: of["patients"] for name, of in found["patients"].items()} == {"north": 5, "south": 5}

@@ -12,7 +12,7 @@ from fedvit.core.errors import UserError
 from fedvit.core.payload import Failure, Payload
 from fedvit.core.plan import Plan
 from fedvit.core.settings import Experiment
-from fedvit.core.updates import clip_update, length, update_in
+from fedvit.core.updates import clip_update, flat, length, update_in
 from fedvit.engine import updates
 from fedvit.engine.aggregate import check_aggregate, uncombined
 from fedvit.engine.ledger import Ledger
@@ -51,13 +51,13 @@ def test_an_update_is_what_a_report_changes_in_what_the_server_sent() -> None:
         "shared/a": [3.0, 0.0],
         "shared/b": [4.0],
     }
-    assert length(found) == 5.0
+    assert length(flat(found)) == 5.0
 
 
 def test_a_group_of_changes_is_measured_as_it_is() -> None:
     up = report(1.0, 2.0, 3.0, control={"a": torch.tensor([3.0, 4.0])})
-    assert length(update_in(up, DOWN)) == pytest.approx(np.hypot(2, 3))
-    assert length(update_in(up, DOWN, ["control"])) == 5.0
+    assert length(flat(update_in(up, DOWN))) == pytest.approx(np.hypot(2, 3))
+    assert length(flat(update_in(up, DOWN, ["control"]))) == 5.0
     short = clip_update(up, DOWN, 1.0, ["control"])
     assert short.trees["control"]["a"].tolist() == pytest.approx([0.6, 0.8])
     assert numbers(short) == [1.0, 2.0, 3.0]
@@ -71,7 +71,7 @@ def test_an_update_beyond_the_bound_keeps_its_direction_and_has_the_bounds_lengt
     assert clip_update(up, DOWN, 5.0) is up
     assert numbers(up) == [4.0, 2.0, 7.0], "the report itself was modified"
     endless = report(float("inf"), 2.0, 7.0)
-    assert not np.isfinite(length(update_in(endless, DOWN)))
+    assert not np.isfinite(length(flat(update_in(endless, DOWN))))
 
 
 # The updates of a round.

@@ -1,6 +1,7 @@
 """One site's answer never ends the server: every attack that a review tried over the real messages."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import torch
 from flwr.app import Message as FlowerMessage
 
+from fedvit.core.clinical import score_cases
+from fedvit.core.clinical_message import to_scalars
 from fedvit.core.errors import UserError, one_line
 from fedvit.core.metrics import METRICS, pooled
 from fedvit.core.payload import Payload, from_bytes, to_bytes
@@ -33,7 +36,9 @@ from fedvit.split.messages import Message, pack
 from fedvit.split.server import ServerSide
 from tests.conftest import Bench, tiny
 from tests.grid import Federated
+from tests.unit.core.test_clinical import drawn
 
+pytestmark = pytest.mark.attack
 THREE = {"clients": 3, "samples": 120, "cohort": 3}
 AGREED = Holding(20, 10, 3)
 SCORES = {f"personal_{metric}": 1.0 for metric in METRICS}
@@ -66,6 +71,7 @@ HEADER = {"message": '[1,"c",0,"start"]', "numbers": "{}"}
         blob(NOTHING, {**HEADER, "numbers": NESTED}),
         blob(NOTHING, {**HEADER, "empty": '"ab"'}),
         blob(NOTHING, {**HEADER, "empty": NESTED}),
+        blob(NOTHING, {**HEADER, "empty": '["a\\nERROR forged"]'}),
     ],
 )
 def test_a_decoder_raises_nothing_but_value_error(bad: bytes) -> None:
@@ -167,6 +173,20 @@ def test_scores_that_no_site_can_have_are_refused(wrong: dict[str, float]) -> No
         read_scores(Payload(scalars={**SCORES, **wrong}), 3, AGREED)
 
 
+@pytest.mark.parametrize("view", ["=cmd|' /C calc'!A0", "x" * 1_000_000, "a\nERROR forged", ""])
+def test_a_view_that_no_plan_has_is_refused(view: str) -> None:
+    invented = {f"{view}_{metric}": 1.0 for metric in METRICS}
+    with pytest.raises(ValueError, match="a view has a name that no plan gives"):
+        read_scores(Payload(scalars={**SCORES, **invented}), 3, AGREED)
+
+
+def test_clinical_scores_are_of_no_more_images_than_the_site_has() -> None:
+    clinical = to_scalars(score_cases(drawn(images=10), 0, "a"))
+    assert read_scores(Payload(scalars={**SCORES, **clinical}), 2, AGREED).scalars.items() >= clinical.items()
+    with pytest.raises(ValueError, match="the clinical scores are of 10 images, but the site has 9"):
+        read_scores(Payload(scalars={**SCORES, **clinical}), 2, Holding(20, 9, 2))
+
+
 def test_a_tensor_name_of_a_megabyte_is_not_repeated(report: Payload) -> None:
     long = Payload({"x" * 1_000_000: {}})
     assert len(str(difference(long, report))) <= 300
@@ -189,13 +209,29 @@ def evil(task: str, change: Callable[[Payload, dict[str, Any]], Any]) -> Callabl
     return meddle
 
 
-def test_a_hello_of_nested_lists_is_named(tmp_path: Path) -> None:
+NONSENSE = {
+    "nested lists": {"common": NESTED},
+    "an impossible number of images": {"train": 999_999_999},
+    "another site's name": {"site": "0"},
+    "a name with a forged line": {"site": "2\nERROR forged"},
+    "a refusal": {"code": "refused", "text": "no\nERROR forged"},
+}
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+def test_a_hello_that_does_not_fit_costs_its_site_the_run_and_nobody_else(case: str, tmp_path: Path) -> None:
+    """Without enough other sites, it ends the run before the first round."""
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
     federated.wires.meddle = evil(
-        "query.hello", lambda content, about: to_records(content, {**about, "common": NESTED})
+        "query.hello", lambda content, about: to_records(content, {**about, **NONSENSE[case]})
     )
-    with pytest.raises(UserError, match="node 102 sent something that cannot be read: JSON is nested too deeply"):
-        federated.finish()
+    with pytest.raises(UserError, match=r"(node 102|site 2|nodes 100 and 102|is not one of).*Nothing was trained"):
+        federated.finish(min_sites=3)
+    federated.finish(min_sites=2)
+    assert [row["failures"] for row in Run(federated.out).rounds] == [{"2": "is not connected"}] * 2
+    said = (federated.out / "log.txt").read_text()
+    assert re.search("WARNING.*(node 102|site 2|nodes 100 and 102|is not one of)", said)
+    assert "\nERROR forged" not in said
 
 
 def test_evil_reports_and_scores_are_failures_of_their_site(tmp_path: Path) -> None:
@@ -268,6 +304,7 @@ def test_a_run_whose_scores_are_all_refused_says_so(tmp_path: Path) -> None:
         ({"run": "r", "continues": 0}, {"round": float("inf")}),
         ({"run": "r", "continues": 0}, {"round": 1.5}),
         ({"run": "r", "continues": 0}, {"round": 1.0, "rate": float("nan")}),
+        ({"run": "r", "continues": 0}, {"round": 1.0, "rate": 10**400}),
     ],
 )
 def test_an_order_that_no_server_gives_is_refused(about: dict[str, Any], numbers: dict[str, float]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from fedvit.network.flower import guard
 
+pytestmark = pytest.mark.attack
 NEAR, FAR = ("127.0.0.1", 40000), ("127.0.0.1", 8000)
 
 

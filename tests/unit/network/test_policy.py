@@ -23,6 +23,7 @@ from fedvit.runs.folder import Run
 from tests.conftest import tiny
 from tests.grid import Federated
 
+pytestmark = pytest.mark.attack
 SMALL = {"method": "fedper", "rounds": 2, "epochs": 1, "image_size": 16, "patch_size": 4, "batch": 8}
 THREE = {"clients": 3, "samples": 120, "cohort": 3}
 
@@ -185,6 +186,17 @@ def test_a_node_without_images_of_its_own_does_not_use_the_servers_choice(sites_
     assert "--node-config must contain data=" in (federated.state_of("north") / "log.txt").read_text()
 
 
+def test_links_out_of_a_sites_folder_are_the_sites_decision(sites_folder: Path, tmp_path: Path) -> None:
+    (sites_folder / "north" / "ill" / "secret.png").symlink_to(sites_folder / "south" / "ill" / "0.png")
+    federated = federated_of(sites_folder, tmp_path)
+    change_app(federated, lambda tables: tables["data"].update(follow_links=True, max_pixels=10**12))
+    assert hello_of(federated) == "mistake"
+    assert "secret.png is a link that leads out" in (federated.state_of("north") / "log.txt").read_text()
+    (tmp_path / "rules.toml").write_text("follow_links = true")
+    federated.wires.nodes[100]["policy"] = str(tmp_path / "rules.toml")
+    assert hello_of(federated) == "welcome"
+
+
 def hello_of(federated: Federated) -> str:
     """The code with which the site north answers a hello."""
     from flwr.app import Message
@@ -312,6 +324,7 @@ def test_class_sizes_follow_from_exact_scores_and_not_from_rounded_ones() -> Non
 
 def test_no_choice_of_weights_makes_a_rounded_loss_finer() -> None:
     assert rounded("personal_loss", 1e6 + 0.1234) == 10.0
+    assert rounded("personal_auroc_12", 0.8312) == 0.85
     assert rounded("loss", -1e6) == -10.0
     assert rounded("personal_auroc", 0.9349) == 0.95
     assert rounded("before_val_accuracy", 71.0) == 70.0

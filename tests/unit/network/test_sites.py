@@ -31,12 +31,12 @@ from fedvit.network.flower.apps import read_app
 from fedvit.network.flower.records import ABOUT, RAW, TENSORS, from_records, to_records
 from fedvit.network.flower.trial import Trial, daemon, follow, free_port
 from fedvit.network.handshake import common, differences
-from fedvit.network.server import only_server
 from fedvit.network.site_state import SiteState
 from fedvit.report.page import write_report
 from fedvit.runs.folder import Run
+from fedvit.runs.lock import only_run
 from tests.conftest import finish, tiny
-from tests.grid import Federated
+from tests.grid import Federated, newest
 
 THREE = {"clients": 3, "samples": 120}
 LEFT_OUT = {"centralized", "fedfed"}  # one pools all images, the other sends what is left of them
@@ -61,7 +61,7 @@ def states(federated: Federated) -> dict[str, bytes]:
     """The newest state of every site that has one."""
     (run,) = {path.name for path in federated.folder.glob("sites/*/states/*")}
     kept = {
-        name: memory_to_bytes(SiteState(federated.state_of(name) / "states").get(run, 10**6))
+        name: memory_to_bytes(newest(SiteState(federated.state_of(name) / "states"), run))
         for name in federated.federation.sites
     }
     return {name: blob for name, blob in kept.items() if blob != memory_to_bytes({})}
@@ -368,7 +368,7 @@ def test_a_hello_that_is_not_ours_is_named(about: dict[str, Any], tmp_path: Path
 
     federated.wires.meddle = meddle
     with pytest.raises(UserError, match="node 100 sent something that cannot be read"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 def test_messages_are_as_many_as_the_rounds_need(tmp_path: Path) -> None:
@@ -431,7 +431,7 @@ def test_a_site_without_the_state_that_the_server_goes_on_from_says_so(tmp_path:
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
-    with only_server(tmp_path), pytest.raises(UserError, match="another server is using"), only_server(tmp_path):
+    with only_run(tmp_path), pytest.raises(UserError, match="another process is running in"), only_run(tmp_path):
         pass
 
 
@@ -442,8 +442,41 @@ def test_two_sites_with_one_name_are_refused(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
     federated.wires.nodes[999] = dict(federated.wires.nodes[100])
     with pytest.raises(UserError, match="two sites have the name '0'"):
-        federated.finish()
+        federated.finish(min_sites=3)
     assert not (federated.out / "run.toml").exists()
+
+
+@pytest.mark.attack
+def test_a_name_belongs_to_the_key_that_was_registered_for_it(tmp_path: Path) -> None:
+    """Site 1 says that it is site 0: it is named, and costs itself the run, but nobody else."""
+    federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
+    federated.pinned = {100: "0", 101: "1", 102: "2"}
+    federated.wires.nodes[101] = {**federated.wires.nodes[101], "site": "0"}
+    with pytest.raises(UserError, match="the node that was registered for site 1 says that it is '0'"):
+        federated.finish(min_sites=3)
+    assert not (federated.out / "run.toml").exists()
+    federated.finish(min_sites=2)
+    assert [row["failed"] for row in Run(federated.out).rounds] == [["1"], ["1"]]
+
+
+@pytest.mark.attack
+def test_a_node_whose_key_was_registered_for_no_site_is_not_even_asked(tmp_path: Path) -> None:
+    federated = Federated(tiny("fedavg", **THREE, cohort=3), tmp_path)
+    federated.pinned = {100: "0", 101: "1", 102: "2", 998: "of another study"}
+    for node in (998, 999):
+        federated.wires.nodes[node] = {"site": "0", "state": str(tmp_path / "stranger")}
+    federated.finish()
+    assert [row["failed"] for row in Run(federated.out).rounds] == [[], []]
+    assert {message.metadata.dst_node_id for message in federated.wires.crossed} & {998, 999} == set()
+    assert not (tmp_path / "stranger").exists()
+
+
+def test_a_site_that_does_not_take_part_is_named_as_registered(tmp_path: Path) -> None:
+    """Whatever name it gives in its refusal."""
+    federated = with_policy(tmp_path, 'methods = ["local"]')
+    federated.pinned = {100: "2", 101: "1", 102: "0"}
+    with pytest.raises(UserError, match="site 2 does not take part: the policy allows local"):
+        federated.finish(min_sites=3)
 
 
 def test_a_site_that_restarts_before_the_first_round_is_taken_by_its_new_node(tmp_path: Path) -> None:
@@ -472,7 +505,7 @@ def test_a_site_nobody_listed_is_refused(tmp_path: Path) -> None:
     federated = Federated(tiny("fedavg", **THREE), tmp_path)
     federated.wires.nodes[999] = {"site": "stranger", "state": str(tmp_path / "stranger"), "trial": "yes"}
     with pytest.raises(UserError, match="site stranger does not take part"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 @pytest.mark.parametrize(
@@ -497,7 +530,7 @@ def test_a_site_that_differs_is_refused_by_name(
 
     monkeypatch.setattr(site, "common", wrong)  # the sites' own; the server has its own name for it
     with pytest.raises(UserError, match=f"site 0 differs from the server in {said}.*Nothing was trained"):
-        federated.finish()
+        federated.finish(min_sites=3)
 
 
 def test_what_server_and_site_have_in_common_is_told_apart() -> None:

@@ -24,7 +24,20 @@ from tests.browser import CHROMIUM, browser
 from tests.conftest import finish, tiny
 from tests.unit.cli.test_command_line import QUICK, call
 
-SECTIONS = ("result", "table", "sites", "rounds", "gains", "clients", "split", "time", "settings", "again", "words")
+SECTIONS = (
+    "result",
+    "table",
+    "sites",
+    "rounds",
+    "gains",
+    "clients",
+    "updates",
+    "split",
+    "time",
+    "settings",
+    "again",
+    "words",
+)
 
 
 class Checker(HTMLParser):

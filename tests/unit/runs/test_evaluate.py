@@ -272,3 +272,53 @@ def test_python_scores_a_loaded_model_too(run: Run, folder: Path, tmp_path: Path
     (one,) = written(run, tmp_path, "2")
     found = evaluate(fedvit.load_model(one.path), folder)
     assert found.accuracy == pytest.approx(run.clients[2]["personal_accuracy"], abs=1e-9)
+
+
+# Clinical scores.
+
+
+def test_clinical_scores_of_a_folder_are_those_of_scikit_learn(run: Run, folder: Path, tmp_path: Path) -> None:
+    words = ["evaluate", run.folder, folder, "--client", "2"]
+    status, shown, message = call(*words, "--clinical", "--threshold", "0.3", "--json", "--csv", tmp_path / "x.csv")
+    assert status == 0, message
+    with (tmp_path / "x.csv").open() as stream:
+        lines = list(csv.DictReader(stream))
+    for one in json.loads(shown)["clinical"]:
+        truth = np.array([line["class"] == one["class"] for line in lines])
+        p = np.array([float(line[f"probability {one['class']}"]) for line in lines])
+        assert (one["threshold"], one["threshold_from"]) == (0.3, "given")
+        assert (one["tp"], one["fp"]) == (int((truth & (p >= 0.3)).sum()), int((~truth & (p >= 0.3)).sum()))
+        assert one["auroc"] == (pytest.approx(roc_auc_score(truth, p), abs=1e-4) if truth.any() else None)
+        assert one["brier"] == pytest.approx(np.mean((p - truth) ** 2), abs=1e-6)
+    status, shown, _ = call(*words, "--clinical")
+    assert "spec." in shown
+    status, shown, _ = call(*words, "--json")
+    assert "clinical" not in json.loads(shown)
+
+
+def test_thresholds_are_by_default_those_that_the_run_chose_on_val(tmp_path: Path) -> None:
+    experiment = small("fedper", {"run.clinical": True, "data.val": 0.3}, rounds=2)
+    done = Run(finish(experiment, tmp_path / "r", dataset=digits()))
+    place = tmp_path / "test"
+    save_images(done, "2", place)
+    status, shown, message = call("evaluate", done.folder, place, "--client", "2", "--clinical", "--json")
+    assert status == 0, message
+    wanted = json.loads((done.folder / "clinical.json").read_text())["clients"]["2"]["classes"]
+    same = ("class", "threshold", "threshold_from", "tp", "fp", "tn", "fn")
+    found = json.loads(shown)["clinical"]
+    assert [[one[key] for key in same] for one in found] == [[one[key] for key in same] for one in wanted]
+    assert "val" in {one["threshold_from"] for one in found}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--threshold", "0.5"], "belong to --clinical"),
+        (["--clinical", "--threshold", "1"], "a threshold is a number between 0 and 1"),
+        (["--clinical", "--positive", "2"], "--positive names one of two classes, but there are"),
+    ],
+)
+def test_clinical_options_that_make_no_sense_are_refused(words: list[str], said: str, run: Run, folder: Path) -> None:
+    status, _, message = call("evaluate", run.folder, folder, "--client", "2", *words)
+    assert status == 2
+    assert said in " ".join(message.split())

@@ -176,7 +176,7 @@ def test_what_timm_does_not_have_is_built_again_from_its_description(name: str, 
     description = description_for(settings, (), rate)
     with pytest.raises(CannotFoldError, match="timm has no such model"):
         plain_model(model, description)
-    save(dict(model.state_dict()), description, tmp_path / "x.safetensors")
+    save(dict(model.state_dict()), description, tmp_path / "x.safetensors", "")
     x = torch.rand(2, 3, 32, 32)
     assert torch.equal(fedvit.load_model(tmp_path / "x.safetensors")(x), model(x))
 
@@ -205,7 +205,7 @@ def test_a_file_whose_model_differs_is_not_written(tmp_path: Path, run: Run) -> 
     model = run.model("1")
     opened, path = open_run(run), tmp_path / "x.safetensors"
     reference = torch.zeros(16, 10)
-    save_to = lambda file, final: save(dict(model.state_dict()), final, file)  # noqa: E731
+    save_to = lambda file, final: save(dict(model.state_dict()), final, file, "")  # noqa: E731
     with pytest.raises(UserError, match="was not written: its model differs"):
         compare_and_keep(path, describe(opened, "1"), reference, lambda file: load_model(file), save_to)
     assert not list(tmp_path.glob("x*"))
@@ -222,7 +222,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_all_writes_every_client_and_the_server_where_there_is_one(run: Run, tmp_path: Path) -> None:
     status, shown, message = call("export", run.folder, "--all", "--out", tmp_path / "a")
     assert status == 0, message
-    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [f"client-{i}.safetensors" for i in range(4)]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        f"client-{i}.{kind}" for i in range(4) for kind in ("card.md", "safetensors")
+    ]
     assert "plain timm; logits within" in shown
     other = finish(small("fedavg", rounds=1), tmp_path / "run", dataset=digits())
     assert call("export", other, "--all", "--out", tmp_path / "b")[0] == 0
@@ -330,7 +332,10 @@ def test_load_model_refuses_what_it_cannot_trust(run: Run, tmp_path: Path) -> No
         "does not fit the model that it describes",
         changed(timm={"model_name": "deit_tiny_patch16_224", "num_classes": 3}),
     )
-    told("unknown model", changed(timm={"model_name": "hf-hub:someone/something", "num_classes": 3}))
+    told(
+        "cannot get hf-hub:someone/something",
+        changed(timm={"model_name": "hf-hub:someone/something", "num_classes": 3}),
+    )
     told("which is newer", changed(format=2, fedvit="9.9"))
     told("does not know", changed(classes=None))
     told("unknown plugin", changed(timm=None, plugins=[{"kind": "magic"}]))

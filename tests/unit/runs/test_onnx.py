@@ -23,7 +23,8 @@ def test_onnx_says_what_pytorch_says(label: str, tmp_path: Path) -> None:
         pytest.importorskip(name, reason="needs fedvit[onnx]")
     run = Run(finish(small(label, rounds=1), tmp_path / "run", dataset=digits()))
     (one,) = written(run, tmp_path / "out", "1", form="onnx")
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["client-1.onnx"], "the weights are inside"
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["client-1.card.md", "client-1.onnx"], "the weights are inside"
     import onnxruntime
 
     session = onnxruntime.InferenceSession(one.path, providers=["CPUExecutionProvider"])
@@ -34,6 +35,7 @@ def test_onnx_says_what_pytorch_says(label: str, tmp_path: Path) -> None:
             expected = model(images[:count])
         assert (torch.from_numpy(found) - expected).abs().max() <= TOLERANCE * expected.abs().max().clamp(min=1)
     described = json.loads(session.get_modelmeta().custom_metadata_map["fedvit"])
+    assert session.get_modelmeta().custom_metadata_map["model_card"] == one.card.read_text()
     assert described["classes"] == list("0123456789")
     assert described["input"]["size"] == 8
     assert scored(fedvit.load_model(one.path), run, "1")["accuracy"] == run.clients[1]["personal_accuracy"]

@@ -169,3 +169,21 @@ def test_a_disk_that_becomes_full_is_one_message(command: list[str], run_folder:
     assert "File too large" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_names_that_a_spreadsheet_would_calculate_are_escaped_in_every_table_and_read_back(tmp_path: Path) -> None:
+    from fedvit.core.files import as_written, no_formula
+    from fedvit.runs.folder import read_clients
+    from fedvit.runs.write import Holding, _write_clients_csv
+
+    names = ["=1+1", "+x", "-x", "@x", "'=x", "''=x", "'x", "x", "x=1"]
+    assert [as_written(no_formula(name)) for name in names] == names
+    assert len({no_formula(name) for name in names}) == len(names)
+    assert no_formula(-1.5) == -1.5
+    scores = {name: {"personal_accuracy": -0.5, "personal_balanced_accuracy": 1, "personal_loss": 2} for name in names}
+    roster, trained = dict.fromkeys(names, Holding(1, 2, 3)), dict.fromkeys(names, 1)
+    _write_clients_csv(tmp_path / "clients.csv", roster, scores, trained, None, ("accuracy", "loss"))
+    cells = [line.split(",")[0] for line in (tmp_path / "clients.csv").read_text().splitlines()[1:]]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
+    assert [row["client"] for row in read_clients(tmp_path / "clients.csv")] == names
+    assert {row["personal_accuracy"] for row in read_clients(tmp_path / "clients.csv")} == {-0.5}

@@ -14,6 +14,7 @@ from fedvit.engine.loop import Round
 from fedvit.report.progress import Progress
 from fedvit.runs.execute import run_rounds
 from fedvit.runs.folder import Run
+from fedvit.runs.tracking import parameters, tags
 from tests.conftest import finish, tiny
 from tests.unit.cli.test_command_line import QUICK, call
 
@@ -93,6 +94,25 @@ def test_tensorboard_gets_the_numbers_of_every_round(tmp_path: Path) -> None:
         assert (run.folder / name).read_bytes() == (plain.folder / name).read_bytes(), name
 
 
+def test_tensorboard_gets_every_setting_and_the_tags_once(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'fedvit[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    experiment = tiny("fedper", {"run.track": "tensorboard"})
+    folder = finish(experiment, tmp_path / "r")
+    finish(tiny("fedper", {"run.track": "tensorboard"}, rounds=3), folder, resume=True)
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    start = HParamsPluginData.FromString(
+        events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    ).session_start_info
+    assert {key: value.string_value for key, value in start.hparams.items()} == parameters(experiment)
+    for name, text in tags(experiment).items():
+        (one,) = events.Tensors(f"tags/{name}/text_summary")
+        assert one.tensor_proto.string_val[0].decode() == text
+
+
 def test_a_resumed_run_has_every_round_once(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard: pip install 'fedvit[tensorboard]'")
     experiment = tiny("fedper", {"run.track": "tensorboard"}, rounds=4)
@@ -113,21 +133,22 @@ def test_tracking_may_be_switched_on_when_a_run_goes_on(tmp_path: Path) -> None:
     assert [step for step, _ in scalars(tmp_path / "r")["train/loss"]] == [3]
 
 
+@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow", "wandb"])
 def test_without_the_package_it_names_the_command_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hidden: Any = None
-    for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == tracker]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, "tensorboard", hidden)  # as if it were not installed
-    status, _, message = call("run", *QUICK, "--set", "run.track=tensorboard", "--out", tmp_path / "r")
+    monkeypatch.setitem(sys.modules, tracker, hidden)  # as if it were not installed
+    status, _, message = call("run", *QUICK, "--set", f"run.track={tracker}", "--out", tmp_path / "r")
     assert status == 2
-    assert "pip install 'fedvit[tensorboard]'" in message.replace("\n", " ")
+    assert f"pip install 'fedvit[{tracker}]'" in message.replace("\n", " ")
     assert not (tmp_path / "r").exists()
 
 
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
-    status, _, message = call("run", *QUICK, "--set", "run.track=wandb", "--out", tmp_path / "r")
+    status, _, message = call("run", *QUICK, "--set", "run.track=aim", "--out", tmp_path / "r")
     assert status == 2
     assert "run.track" in message

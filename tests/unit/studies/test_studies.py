@@ -338,10 +338,10 @@ def shown_tables(folder: Path, content: Content) -> str:
 
 
 def check_seconds(folder: Path, content: Content) -> None:
-    """Seconds are those of training and averaging after the first round, and study.json has none."""
+    """Seconds are those of training, checking and averaging after the first round, and study.json has none."""
     for name, found in measured_seconds(content, folder).items():
         timings = Run(folder / name / "seed0").timings
-        assert found == pytest.approx(timings[1]["seconds"]["train"] + timings[1]["seconds"]["aggregate"])
+        assert found == pytest.approx(sum(timings[1]["seconds"][phase] for phase in ("train", "updates", "aggregate")))
         assert f"{found:.3g}" in shown_tables(folder, content)
     assert "seconds" not in json.dumps([row["figures"] for row in content["rows"]])
 
@@ -718,6 +718,9 @@ def test_pfededit_settings_are_the_published_ones() -> None:
     assert {e.method["k"] for _, e in resolved("choice")} == {1, 3, 5, 7, 10, 13, 17}
     chosen = {(case.row, e.method["layers"], e.method["flexible"]) for case, e in resolved("choice")}
     assert chosen == {("random", "paper", False), ("norms", "main_norms", False), ("ranked", "paper", True)}
+    rounds = {(case.column, case.row): case.published for case, _ in resolved("pfededit-table7")}
+    assert rounds["choice, CIFAR-100", "fixed"] == ".885±.019, round 30"
+    assert rounds["choice, CIFAR-10", "flexible"] == ".962±.018, round 23"
     assert resolved("convergence")[0][0].targets == (60, 70, 75, 80, 85, 90)
     assert STUDIES["convergence"].target_by == "micro"
     skin = [e for case, e in resolved("pfededit-table8") if case.column == "Lyme, light and dark skin"]
@@ -736,6 +739,20 @@ def test_sensitivity_and_split_settings_are_the_published_ones() -> None:
     assert split["clients M", "200"].partition.clients == 10 * (split["clients M", "200"].train.cohort or 0) == 200
     assert split["fedround", "50"].method["fedround"] == 50
     assert all((e.train.optimizer, e.train.lr) == ("adam", 2e-4) for e in split.values())
+    assert {e.partition.alpha for (column, _), e in split.items() if column == "clients M"} == {0.3}
+    assert {e.partition.alpha for (column, _), e in split.items() if column != "clients M"} == {0.1}
+    after = {column: e.train.rounds for (column, _), e in split.items() if column.startswith("local epochs")}
+    assert after == {f"local epochs K, T={t}": t for t in (20, 40, 60, 80, 100)}
+
+
+def test_fedvs_table_2_has_its_split_rows_with_kept_heads_too() -> None:
+    rows = {case.row: e for case, e in resolved("fedv-table2") if case.column == "CIFAR-100, Path-10"}
+    for name in ("fedv", "fedvz"):
+        paper, kept = rows[name], rows[f"{name}, kept head"]
+        assert (paper.method["init"], paper.method["client_head_lr"], paper.train.lr) == ("random", 2e-4, 2e-4)
+        assert (kept.method["init"], kept.method["client_head_lr"], kept.train.lr) == ("pretrained", 0, 0.005)
+        assert kept.method == paper.method | {"init": "pretrained", "client_head_lr": 0.0}
+    assert {e.method["lam"] for _, e in resolved("fedv-ditto")} == {0.1, 0.4, 0.75, 1.0}
 
 
 def test_fedavg_beside_fedv_is_tested_after_local_training() -> None:

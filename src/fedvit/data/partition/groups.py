@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedvit.core import randomness
 from fedvit.core.errors import UserError
-from fedvit.data.dataset import Dataset, Indices, Labels
+from fedvit.data.dataset import Dataset, Indices, Labels, count_classes
 from fedvit.data.partition.records import ClientPartition, Partition
 
 log = logging.getLogger(__name__)
@@ -146,7 +146,7 @@ def warn_of_gaps(whole: Partition, dataset: Dataset, share: float | None) -> Non
     """
     gaps = []
     for name, own in whole.clients.items():
-        train, test = (np.bincount(dataset.labels[i], minlength=dataset.classes) for i in (own.train, own.test))
+        train, test = (count_classes(dataset.labels[i], dataset.classes) for i in (own.train, own.test))
         for label in np.flatnonzero((train > 0) != (test > 0)):
             gaps.append(f"{name} has {dataset.class_names[label]!r} only in {'train' if train[label] else 'test'}")
         found = len(own.test) / sum(map(len, (own.train, own.val, own.probe, own.test)))

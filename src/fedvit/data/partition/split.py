@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedvit.core import randomness
 from fedvit.core.errors import UserError, nearest
 from fedvit.core.settings import DataSettings, PartitionSettings
-from fedvit.data.dataset import Dataset, Indices, Labels, keep_only, keep_samples
+from fedvit.data.dataset import Dataset, Indices, Labels, keep_only, keep_samples, one_class_each
 from fedvit.data.partition.groups import Counts, by_patient, hold_out_patients, to_images, warn_of_gaps
 from fedvit.data.partition.records import ClientPartition, Partition, Request
 from fedvit.data.partition.rules import by_domain, by_site, dh, dirichlet, dirichlet_train, iid, pathological
@@ -20,13 +20,18 @@ DEFAULT_CLIENTS = 24
 
 
 def partition_counts(dataset: Dataset, split: Partition) -> dict[str, dict[str, list[int]]]:
-    """Count the images of every class, for every client and part."""
+    """Count the images of every class, for every client and part; with several labels, those that have it."""
     parts = list(split.clients.values())
 
     def count(kind: str) -> list[list[int]]:
         owned = [getattr(part, kind) for part in parts]
         owner = np.repeat(np.arange(len(parts)), [len(indices) for indices in owned])
-        cells = owner * dataset.classes + dataset.labels[np.concatenate(owned)]
+        labels = dataset.labels[np.concatenate(owned)]
+        if dataset.several_labels:
+            totals = np.zeros((len(parts), dataset.classes), dtype=np.int64)
+            np.add.at(totals, owner, labels)
+            return totals.tolist()
+        cells = owner * dataset.classes + labels
         rows: list[list[int]] = (
             np.bincount(cells, minlength=len(parts) * dataset.classes).reshape(len(parts), -1).tolist()
         )
@@ -52,7 +57,7 @@ def partition_dataset(
     """Partition the dataset by the rule that the settings name.
 
     A method may choose by a fraction `probe` of every client's training images, and train on all but a fraction
-    `held_out` of them, by default the same.
+    `held_out` of them, by default the same. An image with several labels is dealt out as one with its rarest label.
     """
     rules: dict[str, Callable[[Dataset, Request], Partition]] = {
         "iid": iid,
@@ -68,9 +73,10 @@ def partition_dataset(
         raise UserError(f"unknown partition {name!r}; {nearest(name, rules)}")
     whole, kept = dataset, None
     if data.samples is not None:
-        kept = keep_samples(whole, data.samples, seed, train_only=name not in POOLED_RULES)
+        kept = keep_samples(one_class_each(whole), data.samples, seed, train_only=name not in POOLED_RULES)
         dataset = keep_only(whole, kept)
     images, counts = dataset, None
+    dataset = one_class_each(dataset, by_site=name == "site")
     enough = batch / data.test
     if dataset.patients is not None:  # from here to the end, an index is that of a patient
         dataset, counts = by_patient(dataset)
@@ -105,7 +111,7 @@ def partition_dataset(
     if kept is not None:
         result = _renumbered(result, kept)
     unseen = _choose_unseen(list(result.clients), data.unseen, seed)
-    return replace(result, class_names=dataset.class_names, unseen=unseen, source=whole.identity)
+    return replace(result, class_names=whole.class_names, unseen=unseen, source=whole.identity)
 
 
 def _one_sided(client: str, part: ClientPartition, *, patients: bool) -> str:

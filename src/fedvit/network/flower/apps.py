@@ -21,11 +21,13 @@ from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
 from fedvit.engine.net import make_net
 from fedvit.network.boundary import read_order
+from fedvit.network.flower.nodes import pinned_names
 from fedvit.network.flower.records import from_records, to_records
 from fedvit.network.flower.sites import FlowerSites
 from fedvit.network.policy import Policy, described, read_policy
-from fedvit.network.server import only_server, run_name, serve_sites, tell_errors
+from fedvit.network.server import run_name, serve_sites, tell_errors
 from fedvit.network.site import Federation, Refusal, Site, guarded, note
+from fedvit.runs.lock import only_run
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ def server_app(folder: Path) -> ServerApp:
         out.mkdir(parents=True, exist_ok=True)
         logging.getLogger("fedvit").addHandler(logging.StreamHandler())  # for `flwr log`
         logging.getLogger("flwr").addFilter(one_sentence)
-        with tell_errors(out), only_server(out):
+        with tell_errors(out), only_run(out):
             experiment, federation = read_app(folder, str(told["data-dir"]))
             if not 0 <= int(told["min-sites"]) <= len(federation.sites):
                 raise UserError(f"min-sites expects 0 to {len(federation.sites)}, found {told['min-sites']}")
@@ -63,7 +65,7 @@ def server_app(folder: Path) -> ServerApp:
             run = run_name(out, resume=resume)
             least = int(told["min-sites"]) or len(federation.sites)
             seconds, at_once = float(told["round-timeout"]), int(told["at-once"])
-            sites = FlowerSites(grid, experiment, federation, net, run, seconds, least, at_once)
+            sites = FlowerSites(grid, experiment, federation, net, run, seconds, least, at_once, pinned_names())
             for _ in serve_sites(
                 sites, experiment, net, federation, out, run, float(told["start-timeout"]), resume=resume
             ):
@@ -108,23 +110,23 @@ def answered(folder: Path, message: Message, context: Context, task: str) -> Mes
     if not name or not told.get("state"):
         found: Any = Refusal("mistake", "--node-config must contain site= and state=")
     else:
-        state, sent = Path(told["state"]), message.metadata.created_at
+        state = Path(told["state"])
         with private_files():
-            found = guarded(state, name, task, lambda: answer(folder, told, message.content, task, sent))
+            found = guarded(state, name, task, lambda: answer(folder, told, message.content, task))
     if isinstance(found, Refusal):
         log.warning("site %s: %s: %s: %s", name, task, found.code, found.text)  # in the SuperNode's output
         found = to_records(Payload(), {"code": found.code, "text": found.text, "site": name})
     return Message(found, reply_to=message)
 
 
-def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
+def answer(folder: Path, told: Mapping[str, str], records: RecordDict, task: str) -> RecordDict:
     """Answer one message under a lock, because Flower starts a process per message and does not wait for the last."""
     make_private(Path(told["state"]))
     with FileLock(Path(told["state"]) / "lock"):
-        return _answer_alone(folder, told, records, task, sent)
+        return _answer_alone(folder, told, records, task)
 
 
-def _answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, task: str, sent: float) -> RecordDict:
+def _answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, task: str) -> RecordDict:
     content, about = from_records(records)
     order = read_order(content, about) if task != "hello" else None
     note(Path(told["state"]), told["site"], task if order is None else f"round {order.round}: {task}")
@@ -146,7 +148,6 @@ def _answer_alone(folder: Path, told: Mapping[str, str], records: RecordDict, ta
             log.warning("site %s: %s", site.name, described(Policy()))
         found = site.hello()
         return to_records(Payload(), {**found, "common": json.dumps(found["common"])})
-    site.memories.advance(order.run, sent)
     work = site.train if task == "train" else site.evaluate
     up = work(order.run, order.continues, content)
     return to_records(up, {"run": order.run, "round": content.scalars["round"]})

@@ -1,23 +1,28 @@
 """Start a SuperLink or a SuperNode that takes orders from its own user only.
 
-    python -m fedvit.network.flower.guard flower-superlink ARGUMENTS...
+    python -m fedvit.network.flower.guard [--own-app] flower-superlink|flower-supernode ARGUMENTS...
 
 Flower asks neither `flwr run` nor the processes that fetch work for a password: whoever reaches the port may start an
 app, which is code, or take over a site's work. Here every request must come from a process of the same user on this
 machine; the kernel's table of connections says whose it is. With --enable-supernode-auth, the requests that
 SuperNodes sign with their keys may come from anybody, such as a proxy in front of the SuperLink.
+
+With --own-app, a SuperNode runs FedViT's own app and no other, whatever the server sends.
 """
 
+import logging
 import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
 
 from fedvit.core.errors import UserError
 
+log = logging.getLogger("flwr")  # where Flower's own lines go
+OWN_APP = "--own-app"
 GUARDED = ("flower-superlink", "flower-supernode")
 SIGNED = tuple(  # what a SuperNode asks a SuperLink for; not register-node, by which anybody could join
     f"/v1/fleet/{name}"
@@ -95,13 +100,37 @@ def guard_servers(open_to_all: tuple[str, ...]) -> None:
     uvicorn.Config.load = load_guarded  # type: ignore[method-assign]
 
 
+def run_own_app_only() -> None:
+    """Let the SuperNode in this process ignore the runs of any other app than FedViT's own."""
+    from flwr.supercore.run import RunNotRunningException
+    from flwr.supernode import fleet_http_connection
+
+    from fedvit.network.flower.own_app import foreign
+
+    names = vars(fleet_http_connection)
+    unpack, own = names["fab_from_proto"], version("fedvit")
+
+    def checked(packed: Any) -> Any:
+        fab = unpack(packed)
+        wrong = foreign(fab.content)
+        if wrong is not None:
+            log.error("the server's app is not the one that FedViT %s writes, so it is not run: %s", own, wrong)
+            raise RunNotRunningException
+        return fab
+
+    names["fab_from_proto"] = checked
+
+
 def main(words: list[str]) -> None:
+    own_app, words = words[:1] == [OWN_APP], words[1:] if words[:1] == [OWN_APP] else words
     if not words or words[0] not in GUARDED:
         raise SystemExit(f"expected {' or '.join(GUARDED)} and its arguments")
     if not os.access(CONNECTIONS, os.R_OK):
         raise UserError(f"{CONNECTIONS} cannot be read: a guarded SuperLink or SuperNode needs Linux with /proc")
     (command,) = entry_points(group="console_scripts", name=words[0])
     guard_servers(SIGNED if "--enable-supernode-auth" in words else ())
+    if own_app:
+        run_own_app_only()
     sys.argv = words
     command.load()()
 

@@ -6,7 +6,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedvit.core.errors import one_line
-from fedvit.core.payload import Payload, from_bytes, to_bytes
+from fedvit.core.payload import LARGEST_WHOLE, Payload, from_bytes, to_bytes
 
 ABOUT, NUMBERS, TENSORS = "about", "numbers", "tensors"  # the records of a message
 RAW = "fedvit.payload"  # the format of the array: tensors as `core.payload` writes them
@@ -36,6 +36,8 @@ def from_records(records: RecordDict) -> tuple[Payload, dict[str, Any]]:
             content = from_bytes(array.data, copy=True)
     except (KeyError, TypeError, AttributeError, RecursionError, RuntimeError, OverflowError) as problem:
         raise ValueError(f"unexpected records: {problem!r}") from problem
-    if not all(isinstance(value, int | float) for value in numbers.values()):
-        raise ValueError("expected a number, found a list")
+    if not all(
+        type(value) is float or (type(value) is int and abs(value) <= LARGEST_WHOLE) for value in numbers.values()
+    ):
+        raise ValueError("expected numbers, found a list or a number that is too large")
     return Payload(content.trees, numbers), about  # type: ignore[arg-type]

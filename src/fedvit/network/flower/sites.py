@@ -47,10 +47,12 @@ class FlowerSites:
     round_timeout: float
     min_sites: int
     at_once: int = 0  # messages that wait for an answer at the same time; 0: one per site
+    pinned: Mapping[int, str] | None = None  # names by node, where the server registered them; None: nodes say theirs
     trained: dict[str, int] = field(default_factory=dict)  # by site: the last round whose training counted
     pending: list[str] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=dict)  # node IDs by site
     strangers: set[int] = field(default_factory=set)  # nodes that were turned away
+    reasons: dict[int, str] = field(default_factory=dict)  # why, by node
     roster: dict[str, Holding] = field(default_factory=dict)  # like `tests`, for every site that was ever connected
     tests: dict[str, int] = field(default_factory=dict)  # test images by site
 
@@ -177,7 +179,7 @@ class FlowerSites:
         online = set(self.grid.get_node_ids())
         self.strangers &= online  # a node that was offline may have been corrected
         new = [node for node in online if node not in self.nodes.values() and node not in self.strangers]
-        for node, hello in self.introductions(sorted(new), seconds):
+        for node, hello in self.introductions(self.admitted(sorted(new)), seconds):
             name, has = hello.site, hello.holding
             old = self.nodes.get(name)
             if old is not None and old in set(self.grid.get_node_ids()):
@@ -185,14 +187,23 @@ class FlowerSites:
                     log.warning("node %d claims to be site %s, but node %d is still connected", node, name, old)
                     continue
                 if next(self.introductions([old], seconds), None) is not None:  # it still answers
-                    raise UserError(
-                        f"two sites have the name {name!r} (nodes {old} and {node}): give each its own "
-                        "site= in --node-config"
-                    )
+                    why = f"two sites have the name {name!r} (nodes {old} and {node}): give each its own site="
+                    self.turn_away(node, f"{why} in --node-config")
+                    continue
             self.nodes[name], self.roster[name], self.tests[name] = node, has, has.test
             log.info(
                 "site %s connected as node %d with %d training and %d test images", name, node, has.train, has.test
             )
+
+    def admitted(self, nodes: Sequence[int]) -> list[int]:
+        """Leave out nodes whose key was registered for another site or, with a warning, for none."""
+        if self.pinned is None:
+            return list(nodes)
+        for node in nodes:
+            if self.pinned.get(node) not in self.federation.sites:
+                self.strangers.add(node)
+                log.warning("node %d is left out: its key was registered for no site of this run", node)
+        return [node for node in nodes if node not in self.strangers]
 
     def introductions(self, nodes: Sequence[int], seconds: float) -> Iterator[tuple[int, Hello]]:
         if not nodes:
@@ -209,8 +220,11 @@ class FlowerSites:
             except ValueError as problem:
                 self.turn_away(node, f"node {node} sent something that cannot be read: {one_line(problem)}")
                 continue
+            owner = found.site if self.pinned is None else self.pinned[node]
             if isinstance(found, Declined):
-                self.turn_away(node, f"site {found.site} does not take part: {found.text}")
+                self.turn_away(node, f"site {owner} does not take part: {found.text}")
+            elif found.site != owner:
+                self.turn_away(node, f"the node that was registered for site {owner} says that it is {found.site!r}")
             elif found.site not in self.federation.sites:
                 self.turn_away(node, f"site {found.site!r} is not one of {', '.join(self.federation.sites)}")
             elif parts := differences(ours, found.common):
@@ -219,9 +233,10 @@ class FlowerSites:
                 yield node, found
 
     def turn_away(self, node: int, why: str) -> None:
-        """Leave out a site that does not fit; before the first round, end the run."""
+        """Leave out a site that does not fit; before the first round, end the run if too few others can be left."""
         self.strangers.add(node)
-        if not self.trained:
+        self.reasons = {node: why, **{n: text for n, text in self.reasons.items() if n in self.strangers}}
+        if not self.trained and len(self.federation.sites) - len(self.reasons) < self.min_sites:
             raise UserError(f"{why}. Nothing was trained; correct this and start again")
         log.warning("%s", why)
 
@@ -240,6 +255,7 @@ class FlowerSites:
                 raise UserError(
                     f"{len(self.nodes)} of {len(self.federation.sites)} sites connected within {timeout:g} s, but at "
                     f"least {self.min_sites} are needed; missing: {', '.join(missing)}. Are their SuperNodes running?"
+                    + "".join(f" Turned away: {why}." for why in self.reasons.values())
                 )
             time.sleep(PAUSE)
 

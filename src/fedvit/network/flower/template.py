@@ -1,8 +1,6 @@
 """The files of the Flower app for an experiment."""
 
-import json
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import tomli_w
@@ -13,6 +11,7 @@ from fedvit.core.settings import Experiment
 from fedvit.data.dataset import Dataset, wants_auroc
 from fedvit.data.partition.records import Partition
 from fedvit.engine.worker import load_data
+from fedvit.network.flower.own_app import CODE, app_config
 from fedvit.network.site import Federation
 
 QUIET = {  # no telemetry and no update check, unless the user enables them
@@ -22,43 +21,6 @@ QUIET = {  # no telemetry and no update check, unless the user enables them
 }
 PROFILE = "fedvit"
 INSECURE = ("--insecure",)  # loopback traffic does not leave this machine
-APP = """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "fedvit-app"
-version = "1.0.0"
-description = "A FedViT experiment for a server and its sites"
-license = "MIT"
-dependencies = ["fedvit[flower]=={version}"]
-
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-
-[tool.flwr.app]
-publisher = "fedvit"
-
-[tool.flwr.app.components]
-serverapp = "fedvit_app.server_app:app"
-clientapp = "fedvit_app.client_app:app"
-
-[tool.flwr.app.config]  # override any of these with `flwr run --run-config`
-out = {out}  # folder of the run at the server
-resume = false  # continue the run in that folder
-min-sites = 0  # number of sites that a round needs; 0: all
-round-timeout = 3600.0  # seconds after which a site that has not answered is left out of a round
-at-once = 0  # number of sites that work at the same time; 0: all
-start-timeout = 600.0  # seconds to wait for all sites before the first round
-data-dir = ""  # folder of pre-trained weights at the server; default: $FEDVIT_DATA
-"""
-SERVER = """from pathlib import Path
-
-from fedvit.network.flower.apps import server_app
-
-app = server_app(Path(__file__).parent)
-"""
-CLIENT = SERVER.replace("server_app", "client_app")
 
 
 def need_flower() -> None:
@@ -79,14 +41,12 @@ def write_app(folder: Path, experiment: Experiment, federation: Federation, out:
     tables["run"]["device"] = "auto"  # each side uses the devices it has
     for key in ("dir", "cache"):
         tables["data"].pop(key, None)
-    (package / "__init__.py").write_text("")
-    (package / "server_app.py").write_text(SERVER)
-    (package / "client_app.py").write_text(CLIENT)
+    for name, text in CODE.items():
+        (folder / name).write_text(text)
     (package / "experiment.toml").write_text(tomli_w.dumps(tables))
     agreed = {"sites": list(federation.sites), "classes": list(federation.classes)}
     (package / "federation.toml").write_text(tomli_w.dumps(agreed))
-    text = APP.replace("{version}", version("fedvit")).replace("{out}", json.dumps(out))
-    (folder / "pyproject.toml").write_text(text)
+    (folder / "pyproject.toml").write_text(app_config(out))
 
 
 def names_of(text: str) -> list[str]:

@@ -32,6 +32,7 @@ from fedvit.network.flower import guard
 from fedvit.network.flower.template import INSECURE, PROFILE, QUIET, for_trial, need_flower, write_app
 from fedvit.network.server import check_servable
 from fedvit.runs.folder import Run
+from fedvit.runs.lock import TRIAL_LOCK, only_run
 from fedvit.runs.resume import data_errors_first, standing
 from fedvit.runs.write import about_images
 
@@ -100,15 +101,15 @@ def run_trial(experiment: Experiment, folder: Path, *, resume: bool = False) -> 
     net = make_net(experiment, dataset.classes, torch.device("cpu"))
     check_servable(experiment, net, federation.sites)
     folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    trial = Trial(folder, free_port())
-    shutil.rmtree(trial.home, ignore_errors=True)
-    (folder / "error.txt").unlink(missing_ok=True)
-    app = trial.home / "app"
-    write_app(app, experiment, federation, str(folder))
-    trial.write_profile({"insecure": True})
-    data_dir = str(experiment.data.folder.resolve()) if experiment.data.folder else ""
     with ExitStack() as stack:
+        stack.enter_context(only_run(folder, TRIAL_LOCK))  # its server takes the lock of the run itself
+        trial = Trial(folder, free_port())
+        shutil.rmtree(trial.home, ignore_errors=True)
+        (folder / "error.txt").unlink(missing_ok=True)
+        app = trial.home / "app"
+        write_app(app, experiment, federation, str(folder))
+        trial.write_profile({"insecure": True})
+        data_dir = str(experiment.data.folder.resolve()) if experiment.data.folder else ""
         stack.enter_context(_end_on_sigterm())
         processes = {"superlink": stack.enter_context(superlink(trial))}
         for name in federation.sites:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fedvit.core.errors import UserError, one_line
-from fedvit.network.boundary import read_json
+from fedvit.network.boundary import TOKEN, read_introduction, read_welcome
 from fedvit.network.grpc.identity import Identity, host_and_port
 from fedvit.split.messages import Message
 
@@ -27,9 +27,8 @@ except ImportError as missing:
     raise UserError("split learning over a network needs grpcio: pip install fedvit[split]") from missing
 
 SERVICE = "fedvit.Split"
-TOKEN = "session"
 UNLIMITED = -1
-LONGEST_TEXT, LONGEST_NAME = 300, 100
+LONGEST_TEXT = 300
 ALIVE = (  # a peer whose machine is down is noticed within half a minute
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -131,12 +130,10 @@ class Listener:
 
     def attend(self, request: bytes, context: Any) -> Iterator[bytes]:
         try:
-            hello = read_json(request)
-            name = hello["name"]
-            if not isinstance(name, str) or name != one_line(name, LONGEST_NAME):
-                raise TypeError("a name must be text")
-        except (ValueError, KeyError, TypeError):
+            hello = read_introduction(request)
+        except ValueError:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is not the hello of a fedvit split-client")
+        name = str(hello["name"])
         self.check_certificate(context, name)
         try:
             if "declined" in hello:
@@ -248,14 +245,12 @@ class Connection:
         self.metadata: tuple[tuple[str, str], ...] = ()
         self.calls = {way: self.channel.unary_unary(f"/{SERVICE}/{way}") for way in ("call", "done")}
 
-    def attend(self, hello: Mapping[str, Any]) -> tuple[dict[str, Any], Iterator[Message]]:
+    def attend(self, hello: Mapping[str, Any]) -> tuple[dict[str, str], Iterator[Message]]:
         """Say hello, and return the welcome and an iterator over the tasks; raise LostError if the server is gone."""
         stream = self.channel.unary_stream(f"/{SERVICE}/attend")(json.dumps(hello).encode())
         self.stream = stream  # gRPC ends a stream that nothing refers to
         try:
-            welcome = read_json(next(stream))
-            if not isinstance(welcome, dict) or not all(isinstance(welcome.get(key), str) for key in (TOKEN, "run")):
-                raise ValueError("expected a session and a run")
+            welcome = read_welcome(next(stream))
         except ValueError as problem:
             raise UserError(
                 f"the server at {self.address} sent something that is not a welcome: {problem}"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedvit.config.hashing import agreed_hash
@@ -18,7 +17,7 @@ from fedvit.core.files import make_private, private_files
 from fedvit.core.metrics import view_scores
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
-from fedvit.data.dataset import Dataset
+from fedvit.data.dataset import Dataset, count_present
 from fedvit.data.partition.records import Partition
 from fedvit.engine.net import Net, make_net
 from fedvit.engine.worker import Worker, load_data
@@ -31,6 +30,7 @@ from fedvit.network.handshake import common
 from fedvit.network.policy import TRIAL, Policy, PolicyError, described
 from fedvit.network.site import own_experiment
 from fedvit.network.site_state import SiteState
+from fedvit.runs.clinical import write_clinical
 from fedvit.runs.execute import run_log, starting_command
 from fedvit.runs.folder import STARTED
 from fedvit.split.client import ClientSide
@@ -70,12 +70,12 @@ class SplitClient:
         for parameter in self.net.module.parameters():
             parameter.requires_grad_(False)  # trainable weights are passed at every call
         self.checks = Checks(self.net, experiment.train.batch)
-        part = split.clients[name]
+        part, self.class_names = split.clients[name], dataset.class_names
         self.hello: dict[str, Any] = {
             "name": name,
             "train": len(part.train),
             "test": len(part.test),
-            "classes_here": len(np.unique(dataset.labels[part.train])),
+            "classes_here": count_present(dataset.labels[part.train]),
             "common": common(experiment, self.net, dataset.class_names),
         }
         self.state = SiteState(state)
@@ -173,12 +173,12 @@ class SplitClient:
         match task.kind:
             case "train":
                 found: Mapping[str, float] = self.policy.report(Payload(scalars=self.train(door, task, memory))).scalars
-                self.state.put(run, task.round, memory)
+                self.state.put(run, task.round, memory, after=after)
             case "receive":
                 own = memory["personal"]
                 assert isinstance(own, dict)
                 memory["personal"] = tree.overlay(own, task.payload.trees["average"])
-                self.state.put(run, task.round, memory)
+                self.state.put(run, task.round, memory, after=after)
                 found = {}
             case _:
                 found = self.policy.release(Payload(scalars=self.evaluate(door, task, memory))).scalars
@@ -186,13 +186,13 @@ class SplitClient:
 
     def recalled(self, run: str, after: int) -> Memory:
         """Return the state that the server continues from; raise UserError if it is missing."""
-        memory = self.state.get(run, after)
-        if memory.get("updated", 0.0) != after:
+        try:
+            return self.state.get(run, after)
+        except PublicError as problem:
             raise UserError(
                 f"the server continues from our state of round {after} of run {run}, but {self.folder} does not have "
                 "it: give the --state folder that this client used before"
-            )
-        return memory
+            ) from problem
 
     def train(self, channel: Channel, task: Message, memory: Memory) -> dict[str, float]:
         self.net.module.train()
@@ -214,7 +214,12 @@ class SplitClient:
         with torch.no_grad():
             predict = ClientSide(self.split, self.parts, client).predictor(channel)
         inputs, worker = self.net.inputs, self.worker
-        return view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
+        scores = view_scores("personal", predict, client.data, inputs, worker.device, auroc=worker.auroc)
+        clinical, cases = worker.measure(client, predict)
+        if cases is not None:
+            own = {self.name: clinical}, {self.name: cases}
+            write_clinical(self.folder, self.experiment, self.class_names, task.round, *own)
+        return {**scores, **clinical}
 
 
 @dataclass

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedvit.core.cases import Cases
 from fedvit.core.errors import DivergedError, UserError, one_line
 from fedvit.core.payload import Payload
 from fedvit.core.settings import Experiment
@@ -81,6 +82,7 @@ class RemoteClients:
         # The round whose state each client continues from.
         self.trained = {name: trained.get(name, 0) for name in names}
         self.patience, self.least = patience, least
+        self.without: set[str] = set()  # clients that declined
         self.desk: _ClientTasks | None = None
         self.finished_now: list[str] = []
         self.evaluated: _ClientTasks | None = None  # the last evaluation
@@ -107,11 +109,13 @@ class RemoteClients:
             self.handle(TICK)
 
     def look_at_declined(self) -> None:
-        """End the run if a client declines before the first round; later, only log that it is missing."""
+        """Log who declines; before the first round, end the run if fewer clients than `least` are left."""
         while self.listener.declined:
             name, reason = self.listener.declined.popitem()
             text = f"client {name} does not take part: {reason}"
-            if name in self.names and not any(self.trained.values()):
+            self.without |= {name} & set(self.names)
+            too_few = len(self.names) - len(self.without) < self.least
+            if name in self.without and too_few and not any(self.trained.values()):
                 raise UserError(f"{text}; agree on other settings, or leave the client out of --clients")
             log.warning("%s", text)
 
@@ -155,7 +159,9 @@ class RemoteClients:
             self.trained[name] = number
         self.finished_now = []
 
-    def evaluate(self, side: ServerSide, names: Sequence[str], number: int) -> tuple[Scores, int]:
+    def evaluate(
+        self, side: ServerSide, names: Sequence[str], number: int, cases: dict[str, Cases] | None = None
+    ) -> tuple[Scores, int]:
         desk = self.evaluated = _ClientTasks("evaluate", number, side)
         self.work(desk, names)
         works = [*desk.ended.values()]

@@ -37,6 +37,8 @@ from fedvit.network.handshake import common, differences
 from fedvit.network.server import NETWORK, description, last_rounds, run_name, write_network
 from fedvit.network.site import Federation
 from fedvit.runs.execute import begin_run, run_log
+from fedvit.runs.kept import check_validation, is_over, refuse_over_network
+from fedvit.runs.lock import only_run
 from fedvit.runs.write import Holding
 from fedvit.split.messages import Message
 from fedvit.split.plan import SplitPlan
@@ -94,6 +96,8 @@ def serve_split(
         raise UserError(
             "data.unseen works only in one process: leave it out, and list in --clients only the sites that train"
         )
+    refuse_over_network(experiment)
+    check_validation(experiment, None)
     with run_log() as log_to, ExitStack() as stack:
         class_names = _class_names_of(experiment)
         net = make_net(experiment, len(class_names), torch.device(experiment.run.devices[0]))
@@ -114,6 +118,7 @@ def serve_split(
         )  # fmt: skip
         over = stack.enter_context(_closing(listener))
         federation = Federation(tuple(names), class_names)
+        stack.enter_context(only_run(folder))
         write_network(folder, run_id, federation)
         run = begin_run(
             experiment, folder, net, store, names, description(federation), log_to, resume=resume, since=begin
@@ -121,7 +126,7 @@ def serve_split(
         past, last = run.past, last_rounds(run.past.rows)
         remote = RemoteClients(listener, names, experiment, checks, last, patience=patience, least=least)
         said(f"listening on {address.rpartition(':')[0]}:{listener.port} for {', '.join(names)}")
-        if not past.is_over(experiment.run.until_accuracy) and run.server.round < experiment.train.rounds:
+        if not is_over(past.rows, experiment.run) and run.server.round < experiment.train.rounds:
             remote.gather(len(names), patience)
         loop = federate_split(net, run.server, remote, experiment, sizes)
         yield from run.record(loop, roster, metrics_of(experiment.data, len(class_names)))

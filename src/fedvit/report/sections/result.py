@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from fedvit.report.sections.parts import Group
 from fedvit.report.statistics import LOCAL, Record, Row, interval, mean
-from fedvit.report.units import amount, nbytes, percent, points
+from fedvit.report.tables import kept_words
+from fedvit.report.units import amount, decimal, nbytes, percent, points
 from fedvit.report.verdict import headline
 from fedvit.runs.doubts import AUTO, with_auto_rate
 
@@ -20,8 +21,10 @@ class Result:
     headline: str
     unfinished: Sequence[str]
     doubts: Sequence[str]
+    kept: Sequence[str]  # the rounds that runs have kept as their best, and what they score
     better_rates: Sequence[str]  # commands that search for them, where a rate may be to blame for a doubt
     cards: Sequence[tuple[str, str]]
+    ranked_by: str
     open_doubts: int = 5  # the page folds the rest away
 
 
@@ -32,8 +35,10 @@ def result(group: Group) -> Result:
         headline(group.rows),
         _unfinished(group.rows),
         _doubts(group.rows),
+        _kept(group.rows),
         _better_rates(group.rows),
         _cards(able) if able else [],
+        "mean AUROC of the labels" if group.rows[0].several_labels else "accuracy",
     )
 
 
@@ -63,13 +68,20 @@ def _cards(able: Sequence[Row]) -> list[tuple[str, str]]:
     best = able[0]
     head = f"{'highest mean accuracy' if len(able) > 1 else 'mean accuracy'} of a client's own model: {best.label}"
     cards = [(f"{percent(best.mean)} % ± {percent(best.view('std'))}", f"{head} (± over clients)")]
+    if best.several_labels:
+        first = "highest mean AUROC of the labels" if len(able) > 1 else "mean AUROC of the labels"
+        right = "right answers to labels, over clients"
+        cards = [
+            (decimal(best.view("auroc")), f"{first}, with each client's own model: {best.label}"),
+            (cards[0][0], right),
+        ]
     if best.gains and best.method != LOCAL:
         cards.append((f"{points(mean(best.gains))} points", f"gain over training alone, {_interval_words(best.gains)}"))
         cards.append((f"{amount(best.hurt)} of {len(best.first.clients)}", _hurt_words(best)))
     else:
         cards.append((f"{percent(best.view('worst_decile'))} %", "mean of the worst tenth of the clients"))
     cards.append((nbytes(best.per_round), f"per sampled client and round; {nbytes(best.sent)} in the whole run"))
-    if best.view("auroc") is not None:
+    if best.view("auroc") is not None and not best.several_labels:
         cards.append((f"{best.view('auroc'):.3f}", "mean AUROC of the clients with more than one class to test"))
     return cards
 
@@ -89,6 +101,16 @@ def _doubts(rows: Sequence[Row]) -> list[str]:
         for row in rows
         for record in row.records
         for words in (record.summary or {}).get("warnings") or ()
+    ]
+
+
+def _kept(rows: Sequence[Row]) -> list[str]:
+    """Say which round each run has kept; the numbers of the page are those of the last round."""
+    return [
+        f"{row.label}, seed {record.seed}: {kept_words(record.summary)}"
+        for row in rows
+        for record in row.records
+        if record.summary and record.summary.get("kept")
     ]
 
 

@@ -40,6 +40,10 @@ def _main(group: Group) -> Table:
         ("learning\nrate", _rate, lambda r: True),
         ("seeds", lambda r: ", ".join(map(str, r.seeds)), lambda r: len({str(row.seeds) for row in ranked}) > 1),
     ]
+    if ranked[0].several_labels:  # which rows are ranked by
+        every = [column for column in every if column[0] == "AUROC"] + [
+            column for column in every if column[0] != "AUROC"
+        ]
     return _of_columns(group, "Results, one line per row", every, _note(ranked))
 
 
@@ -79,6 +83,11 @@ def _note(ranked: Sequence[Row]) -> str:
     words = (
         "Each client's own model on its own test images after the last round, averaged over seeds if there are several."
     )
+    if ranked[0].several_labels:
+        words += (
+            " Images have several labels: AUROC is the mean over the labels and ranks the rows; accuracy is the share "
+            "of right answers, over images and labels, at a probability of a half."
+        )
     if any(row.gains for row in ranked):
         words += " The interval is a 95 % t interval of the mean gain over the same clients."
     if any(row.method == POOLED for row in ranked):

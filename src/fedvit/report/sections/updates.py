@@ -60,7 +60,11 @@ def _fold(label: str, record: Record) -> Fold | None:
     if claims:
         sentence += f". More training images than agreed on: {', '.join(claims)}"
     note = f"{_MOST} of {len(about)} clients are shown; rounds.jsonl has all." if len(about) > _MOST else ""
-    title = f"{label}: {len(out)} of {len(about)} stand out" if out else f"{label}: nobody stands out"
+    title = (
+        f"{label}: {len(out)} of {len(about)} {'stands' if len(out) == 1 else 'stand'} out"
+        if out
+        else f"{label}: nobody stands out"
+    )
     table = Table(
         "Updates by site",
         ["client", "rounds", "norm", "relative\nlength", "cosine", "shortened", ""],

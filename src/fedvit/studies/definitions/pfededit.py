@@ -1,8 +1,10 @@
 """The studies of PFedEdit (Yuan et al. 2024): its tables and figures."""
 
+from dataclasses import replace
+
 from fedvit.config.tables import stack_tables
 from fedvit.studies import small
-from fedvit.studies.cases import grid, of_table, panels
+from fedvit.studies.cases import Case, grid, of_table, panels
 from fedvit.studies.definitions.study import Study
 from fedvit.studies.published import pfededit
 from fedvit.studies.published.common import Table, method
@@ -21,10 +23,16 @@ def parameter(number: int, asks: str, table: Table, *panel: str, minutes: float)
         view="personal",
         columns="parameter",
         digits=panels(WITH_VAL, {name: small.EDIT_PANELS[name] for name in panel}),
-        paper=of_table(table),
+        paper=[_with_round(case) for case in of_table(table)],
         minutes=(minutes, None),
         best=True,
     )
+
+
+def _with_round(case: Case) -> Case:
+    """Name the round of a published figure, where the paper does (Table 7)."""
+    number = pfededit.CONVERGED.get((case.row, case.column))
+    return case if number is None else replace(case, published=f"{case.published}, round {number}")
 
 
 STUDIES: dict[str, Study] = {
@@ -79,7 +87,7 @@ STUDIES: dict[str, Study] = {
         view="personal",
         columns="parameter",
         digits=panels(WITH_VAL, small.EDIT_PANELS),
-        paper=of_table(*pfededit.EDITING),
+        paper=[_with_round(case) for case in of_table(*pfededit.EDITING)],
         minutes=(7, None),
         best=True,
     ),

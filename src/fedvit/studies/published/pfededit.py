@@ -170,6 +170,10 @@ TABLE3, TABLE4, TABLE5, TABLE7 = EDITING = [
         flexible  .962±.018  .890±.018
     """, lambda name, column: (edited(flexible=name == "flexible"), "")),
 ]  # fmt: skip
+CONVERGED = {  # of Table 7: the round of each figure
+    ("fixed", "choice, CIFAR-10"): 25, ("flexible", "choice, CIFAR-10"): 23,
+    ("fixed", "choice, CIFAR-100"): 30, ("flexible", "choice, CIFAR-100"): 26,
+}  # fmt: skip
 TABLE2 = Table("pfededit/table2", "PFedEdit (Yuan et al. 2024), Table 2", SETTINGS, [C10, C100, LYME], """
     fedavg    5/8/13/33/-/-   9/24/-/-/-/-     32/87/-/-/-/-
     pfededit  4/6/7/9/11/13   6/8/10/12/18/-   3/4/5/5/9/25
