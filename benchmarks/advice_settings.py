@@ -61,6 +61,17 @@ SMALLER = stack_tables([TINY, {"model": {"image_size": 48}}])
 # 0, 1, 2, 11, 12, 21, 31, 32, 41 and 51; Dirichlet 0.1, 0.2, 0.25 and 0.3 and classes of their own 8 and 10 on
 # CIFAR-100, Dirichlet 0.2, 0.3, 0.4 and 0.5 on PneumoniaMNIST, Dirichlet 0.2, 0.3, 0.4, 0.5 and 1 and classes 3 and 5
 # on digits, sites, and domains with Dirichlet 1 or 0.5 on Office-Caltech.
+#
+# The sixth try held on digits and PneumoniaMNIST, and missed on Office-Caltech by 3.4 points: in few steps the advice
+# was fed_rod+bias with every seed, and the best row fedavg_ft, which had been ahead in two of the three probes by less
+# than the favourite's head start. In the six few-step settings measured by now, the two are level. So in few steps they
+# are the two candidates beside training alone, neither has a head start, and the probe, with one candidate fewer, goes
+# further. All other rules stayed: what the sixth try says about digits, PneumoniaMNIST and CIFAR-100 (47 steps, which
+# is not few) holds for them, and CIFAR-100 had not been looked at when the rule was changed. The seventh try judges the
+# changed rule, on Office-Caltech, with new seeds and another partition.
+#
+# Before the seventh try ran, the default limit of gradients under full tuning rose from 10 to 100. So CIFAR-100 of the
+# sixth try, which had held, ran again with it ("again"); its other settings did not.
 HELD_OUT: dict[str, dict[str, Tables]] = {
     "first": {
         "pneumonia, dirichlet 0.2": stack_tables([TINY, {
@@ -151,15 +162,28 @@ HELD_OUT: dict[str, dict[str, Tables]] = {
             "train": {"cohort": 6, "rounds": 6}, "run": {"seed": 61},
         }]),
     },
+    "seventh": {
+        "office-caltech, domains of three": stack_tables([SMALLER, {
+            "data": {"name": "office_caltech10", "test": 0.7},
+            "partition": {"name": "domain", "clients": 12, "alpha": 3.0},
+            "train": {"cohort": 12, "rounds": 6}, "run": {"seed": 71},
+        }]),
+    },
 }  # fmt: skip
 
-# What judges the present rules: the last try, because no rule and no setting of the probe changed after it was read.
-# advice.json has all tries, whether they hold or miss.
-PRESENT = {"sixth": tuple(HELD_OUT["sixth"])}
+# What judges the present rules: for each dataset the last try whose rules for it are the present ones. advice.json has
+# all tries, whether they hold or miss.
+HELD_OUT["again"] = {"cifar100, dirichlet 0.15": HELD_OUT["sixth"]["cifar100, dirichlet 0.15"]}
+PRESENT = {
+    "sixth": ("digits, dirichlet 0.6", "pneumonia, dirichlet 0.6"),
+    "seventh": tuple(HELD_OUT["seventh"]),
+    "again": tuple(HELD_OUT["again"]),
+}
 SEEDS = {  # settings that are judged by the mean over several seeds
     "pneumonia, dirichlet 0.3": (31, 32),
     **dict.fromkeys(HELD_OUT["sixth"], (61, 62, 63)),
     "digits, dirichlet 0.6": (61, 62, 63, 64),
+    "office-caltech, domains of three": (71, 72, 73),
 }
 
 # The eight rows. On pre-trained weights their rates are those of results/small/rates.json, by tune; from random

@@ -254,7 +254,7 @@ def choose(candidates: Sequence[Candidate], found: Mapping[str, Probed], rounds:
 
 
 def _prior(rival: Candidate) -> float:
-    return -LEAD_OVER_LOCAL if rival.method == LOCAL else -LEAD
+    return 0.0 if rival.level else -LEAD_OVER_LOCAL if rival.method == LOCAL else -LEAD
 
 
 def finalists(candidates: Sequence[Candidate], found: Mapping[str, Probed]) -> list[Candidate]:
@@ -270,7 +270,7 @@ def finalists(candidates: Sequence[Candidate], found: Mapping[str, Probed]) -> l
 def slower(candidate: Candidate) -> Candidate:
     """Return the same candidate at a third of its rate, to one significant digit."""
     assert candidate.lr is not None
-    return replace(candidate, lr=float(f"{candidate.lr / 3:.0e}"))
+    return replace(candidate, lr=float(f"{candidate.lr / 3:.0e}"), level=False)
 
 
 # The order of a probe.

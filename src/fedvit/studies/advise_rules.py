@@ -28,6 +28,7 @@ class Candidate:
     method: str
     tune: str
     lr: float | None
+    level: bool = False  # with the favourite in our measurements, so that the probe alone decides between them
 
     @property
     def label(self) -> str:
@@ -44,6 +45,7 @@ def candidates_for(profile: Profile, train: TrainSettings, rounds: int) -> list[
     The order is that of our measurements in EVIDENCE. The candidates differ in kind, so that a probe has something to
     find: fine-tuning before the test, a personal head, two heads, and no federation.
     """
+    level = None
     if not profile.pretrained:
         rows = [("fedrep", "full"), ("fed_rod", "full"), (LOCAL, "full")]
     elif profile.classes <= FEW_CLASSES:
@@ -51,10 +53,11 @@ def candidates_for(profile: Profile, train: TrainSettings, rounds: int) -> list[
     elif profile.label_skew > OWN_CLASSES:
         rows = [("fedper", "full"), ("fed_rod", "full"), (LOCAL, "full"), ("fedavg_ft", "full")]
     elif rounds * steps_per_round(profile, train) < FEW_STEPS:
-        rows = [("fed_rod", "bias"), ("fedavg_ft", "bias"), (LOCAL, "full"), ("fedavg_ft", "full")]
+        rows = [("fed_rod", "bias"), ("fedavg_ft", "full"), (LOCAL, "full")]
+        level = ("fedavg_ft", "full")
     else:
         rows = [("fedavg_ft", "bias"), ("fed_rod", "bias"), (LOCAL, "full"), ("fedavg_ft", "full")]
-    return [Candidate(method, tune, rate_for(method, tune, profile, train)) for method, tune in rows]
+    return [Candidate(*row, rate_for(*row, profile, train), level=row == level) for row in rows]
 
 
 def rate_for(method: str, tune: str, profile: Profile, train: TrainSettings) -> float | None:

@@ -31,6 +31,7 @@ from fedvit.studies.advise_probe import (
     choose,
     finalists,
     plan_rungs,
+    slower,
 )
 from fedvit.studies.advise_rules import Candidate, candidates_for, evidence_for, rate_for, reasons_for, rounds_for
 from tests.conftest import tiny
@@ -103,6 +104,16 @@ def test_the_favourite_is_the_documented_one() -> None:
     assert labels_of(replace(PROFILE, label_skew=0.9))[0] == "fedper"  # clients share hardly any class
     assert labels_of(replace(PROFILE, classes=2))[0] == "fed_rod+bias"
     assert labels_of(replace(PROFILE, pretrained=False))[0] == "fedrep"
+
+
+def test_in_few_steps_the_probe_alone_decides_between_two_candidates_that_were_level() -> None:
+    rod, tuned, alone = candidates_for(PROFILE, SGD, 4)
+    assert (rod.label, tuned.label, alone.label) == ("fed_rod+bias", "fedavg_ft", LOCAL)
+    found = {c.key: probed(c, [50.0 + lead, 60.0 + lead]) for c, lead in ((rod, 0.0), (tuned, 0.5), (alone, 0.5))}
+    assert choose([rod, tuned], found, 8) == tuned
+    assert choose([rod, replace(tuned, level=False)], found, 8) == rod  # as it would with a head start
+    assert choose([rod, alone], found, 8) == rod
+    assert not slower(tuned).level  # a smaller rate has no record
 
 
 @pytest.mark.parametrize("change", [{}, {"classes": 2}, {"pretrained": False}, {"label_skew": 0.9}])
